@@ -94,6 +94,12 @@ def orders(site: Site, what: str = "train") -> int:
     return log.read_text().count(f'"asked": "{what}"') if log.is_file() else 0
 
 
+def updates(site: Site) -> int:
+    """How many updates a site has begun, of all experiments."""
+    approvals = map(site.approvals.of, site.approvals.approved())
+    return sum(len(one.updates) for one in approvals)
+
+
 def soon(act: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=act)
     thread.start()

@@ -13,6 +13,7 @@ import torch
 from fedlens.core import Tree
 from fedlens.experiment import Experiment
 from fedlens.fleet.engine import Arrived
+from fedlens.fleet.policy import FILE
 from fedlens.fleet.server import Job, run_job
 from fedlens.fleet.site import Site
 from fedlens.fleet.site_data import write_site
@@ -24,6 +25,7 @@ from fedlens.trees import map_tensors
 
 NAMES = ("ann", "bob", "cat", "dan")
 CLASSES = ("cat", "dog", "owl", "yak")
+TESTED = "label_counts = true\nleast_held_out = 1\n"  # a policy that allows tests
 EXPERIMENT = """\
 model = "{model}"
 rounds = {rounds}
@@ -83,8 +85,10 @@ def make_sites(path: Path, folder: Path, approved: bool = True) -> list[Site]:
         home.mkdir(parents=True)
         write_site(home / "data.npz", train.take(holdings.members(client)), dataset.classes)
         site = Site(home, home / "data.npz")
+        if experiment.clients.holdout:
+            (home / FILE).write_text(TESTED)
         if approved:
-            site.approve(terms)
+            site.approvals.approve(terms)
         sites.append(site)
     return sites
 

@@ -101,10 +101,10 @@ def test_what_the_policy_does_not_allow_is_not_approved(tmp_path):
     error = CliRunner().invoke(app, words).exception
     assert isinstance(error, ValueError)
     assert "is not approved: its policy does not allow fedavg: see algorithms in its" in str(error)
-    assert site.offers == [terms]
+    assert site.approvals.offers() == [terms]
     (site.home / FILE).write_text('algorithms = ["fedavg"]\n')
     assert CliRunner().invoke(app, words).exit_code == 0
-    assert not site.offers
+    assert not site.approvals.offers()
 
 
 def test_the_folder_of_no_site_has_nothing_to_approve(tmp_path):

@@ -12,7 +12,7 @@ from fedlens.fleet import flower, gate
 from fedlens.fleet.keys import CA
 from fedlens.fleet.terms import for_fleet
 from fedlens.run_files import read_records
-from tests.fleet.real import Federation, orders, processes_of, soon, wait_until
+from tests.fleet.real import Federation, orders, processes_of, soon, updates, wait_until
 from tests.fleet.sites import model_bytes, write_experiment
 
 pytest.importorskip("flwr", reason="a fleet needs flwr: pip install 'fedlens[fleet]'")
@@ -147,7 +147,7 @@ def check_private(fleet):
 
 def _end_when_asked(fleet, name):
     """A site ends in the midst of training."""
-    place = fleet.sites[name].home / "orders"  # a file for each experiment, once it is asked
-    before = len([*place.iterdir()])
-    wait_until(lambda: len([*place.iterdir()]) > before)
+    site = fleet.sites[name]
+    before = updates(site)  # counted before they are computed
+    wait_until(lambda: updates(site) > before)
     fleet.kill(name, how=signal.SIGTERM)

@@ -34,7 +34,7 @@ def gives_up_after(tmp_path, monkeypatch):
         each, told = iter(let_in), list[str]()
 
         class SuperNode:
-            def __init__(self, *places):
+            def __init__(self, *places, cache):
                 self.log, self.last = places[-1], clock.now + 1 + next(each, 0)
 
             def poll(self):

@@ -10,7 +10,7 @@ from fedlens.fleet.policy import FILE
 from fedlens.fleet.terms import for_fleet
 from fedlens.run_files import read_records
 from tests.fleet import normed
-from tests.fleet.sites import make_sites, model_bytes, run_nearby, write_experiment
+from tests.fleet.sites import TESTED, make_sites, model_bytes, run_nearby, write_experiment
 
 OPTIONS = {  # where the defaults are for more clients or larger ones
     "fedvc": ", size = 16",
@@ -41,7 +41,7 @@ def test_a_fleet_ends_with_the_bytes_of_the_simulation(paper, tmp_path):
         path.write_text(path.read_text().replace("batch_size = 8, lr = 0.1", ADAM))
     sites = make_sites(path, tmp_path / "sites")
     for site in sites:
-        (site.home / FILE).write_text("label_counts = true\n")
+        (site.home / FILE).write_text(TESTED)
     run_nearby(path, tmp_path / "fleet", sites)
     fl.run(for_fleet(fl.Experiment.read(path)), tmp_path / "here")
     assert model_bytes(tmp_path / "fleet") == model_bytes(tmp_path / "here")
@@ -57,7 +57,7 @@ def test_a_site_goes_on_with_normalisation_layers_of_its_own(paper, norm, tmp_pa
     path = write_experiment(tmp_path, PAPERS[paper], holdout=0.3, model=normed.NAME, norm=norm)
     sites = make_sites(path, tmp_path / "sites")
     for site in sites:
-        (site.home / FILE).write_text(f'own_code = ["{normed.NAME}"]\n')
+        (site.home / FILE).write_text(f'{TESTED}own_code = ["{normed.NAME}"]\n')
     run_nearby(path, tmp_path / "fleet", sites)
     fl.run(for_fleet(fl.Experiment.read(path)), tmp_path / "here")
     assert model_bytes(tmp_path / "fleet") == model_bytes(tmp_path / "here")

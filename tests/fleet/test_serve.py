@@ -190,7 +190,7 @@ rounds = 1
             "they have",
         ),
         (
-            "algorithm=fedvc local.epochs=2",
+            "algorithm=fedvc local.epochs=2 clients.per_round=2",
             "local.epochs is 2, which has no effect: fedvc has its own local work",
         ),
         ("clients.seed=3", "clients.seed is 3, which has no effect: nothing is dealt or held out"),

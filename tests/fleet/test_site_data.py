@@ -4,17 +4,21 @@ import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fedlens.cli.main import app
 from fedlens.data.folders import listed_by_class
 from fedlens.experiment import Experiment
 from fedlens.fleet.join import join
 from fedlens.fleet.keys import CA, make_site_key
-from fedlens.fleet.site import Site
+from fedlens.fleet.policy import FILE
+from fedlens.fleet.site import CACHE, Site
 from fedlens.fleet.site_data import site_examples
 from fedlens.fleet.terms import Terms, for_fleet
+from fedlens.locks import one_writer
 from fedlens.setup.data import load_dataset
 from tests.data.test_layouts import write
-from tests.fleet.sites import write_experiment
+from tests.fleet.sites import TESTED, write_experiment
 
 
 @pytest.fixture
@@ -49,6 +53,37 @@ def test_a_site_without_images_is_told_before_it_looks_for_a_server(make, said, 
         join(home, "ann", data, "127.0.0.1:1", "cpu", 0.0, print)
 
 
+def test_decoded_images_are_kept_where_they_are_wanted_and_can_be_deleted(tmp_path, terms):
+    photos, home = write(tmp_path / "photos", ("yak",)), tmp_path / "ann"
+    site = Site(home, photos, keeps_decoded=False)
+    site.approvals.approve(terms)
+    order = {"experiment": terms.hash, "terms": terms.text, "client": 0}
+    for where in (site, Site(home, photos)):
+        assert not (home / CACHE).exists()
+        assert where.answer("sizes", order, {}).facts["size"] == 2
+    assert [*(home / CACHE).rglob("images.npy")]
+    clean = ["fleet", "clean", str(home)]
+    with one_writer(home):
+        assert "is being written" in str(CliRunner().invoke(app, clean).exception)
+    assert CliRunner().invoke(app, clean).output == f"deleted {home / CACHE}\n"
+    assert not (home / CACHE).exists()
+    assert "keeps no decoded images" in CliRunner().invoke(app, clean).output
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_site_that_is_interrupted_says_that_images_stay(cache, tmp_path, monkeypatch):
+    def interrupted(place: Path, *_: object) -> None:
+        if cache:
+            (place / CACHE).mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    pytest.importorskip("flwr")
+    monkeypatch.setattr("fedlens.fleet.join.join", interrupted)
+    words = ["--server", "127.0.0.1:1", "--name", "ann", "--data", ".", "--home"]
+    stop = CliRunner().invoke(app, ["fleet", "join", *words, str(tmp_path / "ann")])
+    assert (f"`fedlens fleet clean {tmp_path / 'ann'}`" in str(stop.exception)) == cache
+
+
 def test_a_site_may_have_the_empty_folder_of_a_class(tmp_path, terms):
     photos = write(tmp_path / "photos", ("yak",))
     empty(photos)
@@ -62,7 +97,9 @@ def test_a_site_does_not_go_on_with_other_examples(tmp_path):
     terms = Terms.of(experiment, load_dataset(experiment.dataset, None))
     photos = write(tmp_path / "photos", ("cat",), count=5)
     site = Site(tmp_path / "ann", photos)
-    site.approve(terms)
+    (site.home / FILE).parent.mkdir()
+    (site.home / FILE).write_text(TESTED)
+    site.approvals.approve(terms)
     order = {"experiment": terms.hash, "terms": terms.text, "client": 0}
     assert site.answer("sizes", order, {}).facts["size"] == 4
     shutil.copytree(photos, tmp_path / "copy")

@@ -134,10 +134,15 @@ def join_command(
     wait: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for a server, and to be let in.")
     ] = 3600.0,
+    cache: Annotated[
+        bool, typer.Option(help="Keep decoded images in its folder, to read them once.")
+    ] = True,
 ) -> None:
     """Take part with the examples of this site, until interrupted."""
     from fedlens.fleet.flower import check_installed
     from fedlens.fleet.join import join
+    from fedlens.fleet.site import CACHE
+    from fedlens.reading import argument
 
     check_installed()
     _address(server, "--server", "10.0.0.1:9092")
@@ -145,7 +150,16 @@ def join_command(
     def notify(line: str) -> None:
         _notify(f"{name}: {line}")
 
-    join(home or Path(name), name, data, server, device, wait, notify)
+    place = home or Path(name)
+    try:
+        join(place, name, data, server, device, wait, notify, cache)
+    except KeyboardInterrupt as error:
+        if (place / CACHE).is_dir():
+            raise Stopped(
+                f"{place / CACHE} keeps its decoded images for the next run: "
+                f"`fedlens fleet clean {argument(place)}` deletes them"
+            ) from error
+        raise
 
 
 @fleet_app.command("approve")
@@ -156,32 +170,63 @@ def approve_command(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Approve without asking.")] = False,
 ) -> None:
-    """Show what a server asks of this site, and approve it."""
+    """Show what a server asks of this site, and approve it, also for another run."""
+    from fedlens.fleet.approvals import Approvals
     from fedlens.fleet.policy import Policy, Refused
-    from fedlens.fleet.site import Site
+    from fedlens.reading import argument
 
-    if yes and digits is None:
-        raise ValueError("--yes approves what you have seen: give the first digits of its hash")
     if not home.is_dir():
         raise ValueError(f"{home} is not a folder: give the --home of `fedlens fleet join`")
-    site = Site(home, home)
-    offers = [terms for terms in site.offers if terms.hash.startswith(digits or "")]
-    if not offers:
+    approvals = Approvals(home)
+    found = approvals.offers()
+    if digits is not None:
+        before = map(approvals.of, approvals.approved())
+        found = [
+            terms
+            for terms in (*found, *(one.terms for one in before))
+            if terms.hash.startswith(digits)
+        ]
+    if not found:
         what = f"{digits} was not offered" if digits else "nothing is left to approve"
         raise ValueError(f"{home}: {what}: join the server first")
+    if yes and digits is None:
+        command = f"fedlens fleet approve {argument(home)} {found[0].hash[:12]}"
+        raise ValueError(f"--yes approves what was read: read it by `{command}`, then add --yes")
     refused = []
-    for terms in offers:
+    for terms in found:
         print("\n".join(terms.describe()))
         try:
             Policy.read(home).check(terms)
-        except Refused as refusal:
+            print("\n".join(terms.effects()))
+        except (Refused, ValueError) as refusal:
             refused.append(f"{terms.hash[:12]} is not approved: {refusal}")
             continue
         if yes or typer.confirm("approve it?", err=True):
-            site.approve(terms)
-            print(f"approved {terms.hash[:12]}")
+            approvals.approve(terms)
+            approval = approvals.of(terms.hash)
+            print(f"approved {terms.hash[:12]} by {approval.by} at {approval.at}")
     if refused:
         raise ValueError("; ".join(refused))
+
+
+@fleet_app.command("clean")
+def clean_command(
+    home: Annotated[Path, typer.Argument(help="The site's own folder.")],
+) -> None:
+    """Delete the decoded images that a site keeps in its folder."""
+    import shutil
+
+    from fedlens.fleet.site import CACHE
+    from fedlens.locks import one_writer
+
+    if not home.is_dir():
+        raise ValueError(f"{home} is not a folder: give the --home of `fedlens fleet join`")
+    with one_writer(home):
+        if not (home / CACHE).is_dir():
+            print(f"{home} keeps no decoded images")
+            return
+        shutil.rmtree(home / CACHE)
+    print(f"deleted {home / CACHE}")
 
 
 @fleet_app.command("try")

@@ -162,7 +162,8 @@ def client_app(experiment: Path | None = None) -> ClientApp:
 def _site(config: Mapping[str, Any], order: Mapping[str, Any], experiment: Path | None) -> Site:
     if "home" in config and "data" in config:
         device = torch.device(str(config.get("device", "cpu")))
-        return Site(Path(str(config["home"])), Path(str(config["data"])), device)
+        places = Path(str(config["home"])), Path(str(config["data"]))
+        return Site(*places, device, keeps_decoded=bool(config.get("cache", True)))
     if experiment is None or "partition-id" not in config:
         raise ValueError("the node has no home and no data: start it by `fedlens fleet join`")
     from fedlens.fleet.trial import part_of

@@ -271,7 +271,7 @@ class SuperLink:
 
 
 def start_supernode(
-    home: Path, name: str, data: Path, server: str, device: str, log: Path
+    home: Path, name: str, data: Path, server: str, device: str, log: Path, cache: bool = True
 ) -> subprocess.Popen[bytes]:
     """Start the SuperNode of a site, which runs only code that is installed here.
 
@@ -280,6 +280,7 @@ def start_supernode(
     (home / "flower").mkdir(mode=0o700, exist_ok=True)
     places = {"name": name, "home": home.resolve(), "data": data.resolve(), "device": device}
     config, port = " ".join(f'{key}="{value}"' for key, value in places.items()), free_port()
+    config += f" cache={str(cache).lower()}"
     return start(
         home,
         (

@@ -35,7 +35,14 @@ REFUSED = re.compile(r"\[code: 2004\] *(.*)")  # in Flower's log: what the gate 
 
 
 def join(
-    home: Path, name: str, data: Path, server: str, device: str, wait: float, notify: Notify
+    home: Path,
+    name: str,
+    data: Path,
+    server: str,
+    device: str,
+    wait: float,
+    notify: Notify,
+    cache: bool = True,
 ) -> None:
     """Take part until interrupted; a ValueError if the server never answers or refuses the site.
 
@@ -55,11 +62,18 @@ def join(
         write_atomically(home / FILE, DEFAULT.encode())
     Policy.read(home)
     with one_writer(home):  # otherwise two processes would be refused in turn
-        _stay(home, name, data, server, device, wait, Changes(notify))
+        _stay(home, name, data, server, device, wait, Changes(notify), cache)
 
 
 def _stay(
-    home: Path, name: str, data: Path, server: str, device: str, wait: float, say: Changes
+    home: Path,
+    name: str,
+    data: Path,
+    server: str,
+    device: str,
+    wait: float,
+    say: Changes,
+    cache: bool,
 ) -> None:
     """Find the server and run a SuperNode for it, in an endless loop."""
     answers = Tail(home / LOG)
@@ -69,7 +83,7 @@ def _stay(
         find_server(server, home / CA, wait, say)
         wait = float("inf")
         log = Tail(home / "supernode.log")
-        process = start_supernode(home, name, data, server, device, log.path)
+        process = start_supernode(home, name, data, server, device, log.path, cache=cache)
         begun = time.monotonic()
         try:
             said = _follow(process, log, answers, server, say)

@@ -28,8 +28,8 @@ class SiteMemory:
         """The memory after the last order that counted, or None if none has counted."""
         if counted is None:
             return None
-        path = self._path(counted)
-        if not path.is_file():
+        path = self._path(counted) if type(counted) is int else None
+        if path is None or not path.is_file():
             raise Refused("it has lost what it remembers of this experiment")
         memory: Memory = in_order(nested(from_bytes(path.read_bytes(), torch.device("cpu"))))
         return memory

@@ -111,11 +111,11 @@ def mismatch(given: Tree, expected: Tree) -> str | None:
     return None
 
 
-def digest(tree: Tree) -> str:
-    """A hash of all tensors, which identifies a model."""
-    found = hashlib.sha256()
+def digest(tree: Tree, *others: int) -> str:
+    """A hash of all tensors, which identifies a model, and of numbers beside them."""
+    found = hashlib.sha256(repr(others).encode())
     for name, tensor in sorted(tree.items()):
-        found.update(name.encode())
+        found.update(f"{name!r} {_form(tensor)} ".encode())
         found.update(bytes_of(tensor))
     return found.hexdigest()
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from fedlens.fleet.terms import Terms
 from fedlens.options import check
 from fedlens.tables import read_tables
-from fedlens.version import __version__
 
 FILE = "policy.toml"
 DEFAULT = """\
@@ -16,7 +15,9 @@ DEFAULT = """\
 
 # algorithms = ["fedavg", "scaffold"]   # no others; without this line, any
 most_rounds = 10000                     # of one experiment
-label_counts = false                    # whether it may tell how many examples it has of each class
+label_counts = false                    # whether a server may learn how many examples it has of
+                                        # each class: told, or by tests on held-out examples
+least_held_out = 10                     # models are tested on this many examples, or not at all
 # largest_norm = 100.0                  # an update longer than this does not leave
 own_code = []                           # import paths of code besides Fedlens' that may run here
 """
@@ -31,6 +32,7 @@ class Policy:
     algorithms: tuple[str, ...] | None = None
     most_rounds: int = 10000
     label_counts: bool = False
+    least_held_out: int = 10
     largest_norm: float | None = None
     own_code: tuple[str, ...] = ()
 
@@ -43,11 +45,10 @@ class Policy:
         return policy
 
     def check(self, terms: Terms) -> None:
-        """Raise Refused if this site does not allow the experiment."""
-        if terms.version != __version__:
-            raise Refused(
-                f"it is for Fedlens {terms.version}, and this is {__version__}: install the same"
-            )
+        """Raise Refused if this site does not allow the experiment.
+
+        Code of its own is checked first: nothing that the terms name is imported before.
+        """
         foreign = [name for name in terms.own_code if name not in self.own_code]
         if foreign:
             named = ", ".join(foreign)
@@ -60,8 +61,20 @@ class Policy:
         if terms.rounds > self.most_rounds:
             allowed = f"{self.most_rounds} rounds, not {terms.rounds}"
             raise Refused(f"its policy allows {allowed}: {_see('most_rounds')}")
-        if "label_counts" in terms.algorithm.discloses and not self.label_counts:
+        if not self.label_counts and "label_counts" in terms.algorithm.discloses:
             raise Refused(f"its policy does not allow to send label counts: {_see('label_counts')}")
+        if not self.label_counts and terms.holds_out:
+            raise Refused(
+                "its policy does not allow tests on held-out examples, which can tell its label "
+                f"counts: {_see('label_counts')}"
+            )
+
+    def check_held_out(self, count: int) -> None:
+        if 0 < count < self.least_held_out:
+            raise Refused(
+                f"it would be tested on {count} examples, and its policy wants "
+                f"{self.least_held_out} or more: {_see('least_held_out')}"
+            )
 
     def check_update(self, norm: float) -> None:
         if self.largest_norm is not None and not norm <= self.largest_norm:

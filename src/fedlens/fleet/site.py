@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,13 +23,14 @@ from fedlens.core import Facts, Tree
 from fedlens.engines import Sequential, Stacked
 from fedlens.experiment import Experiment
 from fedlens.federation import Examples, Holdings
-from fedlens.files import write_atomically
 from fedlens.fleet import payload
+from fedlens.fleet.approvals import Approvals, Kind
 from fedlens.fleet.memory import SiteMemory
 from fedlens.fleet.policy import Policy, Refused
 from fedlens.fleet.site_data import identity, site_examples
-from fedlens.fleet.terms import Terms, read_terms
+from fedlens.fleet.terms import Terms
 from fedlens.network.network import Network
+from fedlens.reading import shortened
 from fedlens.reporting.cohorts import DRAW
 from fedlens.runs.settings import torch_settings
 from fedlens.setup.algorithm import make_algorithm
@@ -37,8 +38,7 @@ from fedlens.setup.data import held_out
 from fedlens.setup.network import make_network
 from fedlens.trees import map_tensors, moved
 
-OFFERED, APPROVED = "offered", "approved"
-HELD = "held"  # by experiment: the identity of its examples when the run began
+CACHE = "cache"  # in its folder: decoded images
 OWN_MISTAKE = "something is wrong with its own files: its log says what"
 LOG = "log.jsonl"  # in its folder: each order, and what was sent
 
@@ -57,6 +57,11 @@ class Site:
     home: Path
     data: Path
     device: torch.device = torch.device("cpu")
+    keeps_decoded: bool = True  # images, in a cache
+
+    @property
+    def approvals(self) -> Approvals:
+        return Approvals(self.home)
 
     def answer(self, what: str, order: Mapping[str, Any], tensors: Tree) -> Reply:
         """The reply to an order; the reply to a refused order says why."""
@@ -77,52 +82,43 @@ class Site:
         self._log(what, order, facts, because, reply.tensors, time.monotonic() - begun)
         return Reply(facts, reply.tensors)
 
-    def approve(self, terms: Terms) -> None:
-        self._keep(APPROVED, terms)
-
-    @property
-    def offers(self) -> list[Terms]:
-        """The terms that were offered and are not approved yet, the newest first."""
-        found = sorted(
-            (self.home / OFFERED).glob("*.json"),
-            key=lambda path: path.stat().st_mtime,
-            reverse=True,
-        )
-        new = [path for path in found if not (self.home / APPROVED / path.name).is_file()]
-        return [read_terms(path.read_text(), path.stem) for path in new]
-
-    def _keep(self, where: str, terms: Terms) -> None:
-        write_atomically(self.home / where / f"{terms.hash}.json", terms.text.encode())
-
     def _sizes(self, order: Mapping[str, Any], tensors: Tree) -> Reply:
         """The number of its examples; also its label counts if the algorithm discloses them."""
-        terms = Terms(str(order["terms"]))
+        try:
+            terms = Terms(str(order.get("terms")))
+        except ValueError as error:
+            raise Refused(shortened(f"its terms cannot be taken: {error}")) from error
         if terms.hash != order.get("experiment"):
             raise Refused("the terms are not those of the hash")
-        if not (self.home / APPROVED / f"{terms.hash}.json").is_file():
-            self._keep(OFFERED, terms)
-        task = self._task(order)
+        if terms.hash not in self.approvals.approved():
+            self.approvals.offer(terms)
+        task = self._task(order, begins=True)
         facts: dict[str, Any] = {
             "size": int(task.holdings.sizes.sum()),
             "held_out": 0 if task.tested is None else int(task.tested.sizes.sum()),
         }
         if "label_counts" in task.terms.algorithm.discloses:
             facts["label_counts"] = task.facts.label_counts[0].tolist()
-        write_atomically(self.home / HELD / terms.hash, identity(self.data).encode())
         return Reply(facts, {})
 
     def _train(self, order: Mapping[str, Any], tensors: Tree) -> Reply:
         task = self._task(order)
-        program = task.program_of(order.get("round"))
-        own_keys = [int(key) for key in order["keys"]]
-        counted = order.get("counted")
-        self._count(task.terms, "orders", own_keys[0], task.terms.rounds)
-        shared = payload.shared_of(task.as_ordered(tensors))
+        round: Any = order.get("round")
+        counted, own_keys = order.get("counted"), order.get("keys")
+        program = task.program_of(round)
+        if not own_keys or not isinstance(own_keys, list) or not all(map(_is_whole, own_keys)):
+            raise Refused("its order has no valid keys")
+        given = task.as_ordered(tensors)
+        shared = payload.shared_of(given)
         remembered = self._memory(task.terms)
         memory = remembered.read(counted)
         if memory is None:
             first = map_tensors((shared.params, shared.buffers, shared.told), lambda t: t[0])
             memory = program.memory(*first)
+        # Of all that an update depends on, so that only the same update is free.
+        inputs = given | payload.flat({"memory": memory})
+        digests = [payload.digest(inputs, round, key) for key in own_keys]
+        self._count(task.terms, "updates", digests, task.terms.most_updates)
         remembered.settle(counted)
         several = torch.tensor(own_keys, dtype=torch.int64)
         holdings = task.holdings.take(torch.zeros(len(several), dtype=torch.int64))
@@ -149,51 +145,42 @@ class Site:
             raise Refused("it has no held-out examples")
         model = {name.removeprefix("model/"): t for name, t in tensors.items()}
         task.check_model(model, task.network.params | task.network.buffers)
-        # Accuracies reveal something about the examples, so the number of tested models is limited.
-        self._count(task.terms, "models", payload.digest(model), task.terms.rounds + 1)
         own = self._memory(task.terms).read(order.get("counted")) or {}
         model |= own.get("norm", {})
+        # Accuracies reveal something about the examples, so the number of tested models is limited.
+        self._count(task.terms, "models", [payload.digest(model)], task.terms.most_tested)
         correct, index = 0, task.tested.index
         for some in torch.split(index, 500):
             logits = task.network.predict(model, {}, task.examples.read(some))
             correct += int((logits.argmax(1) == task.examples.labels[some]).sum())
         return Reply({"correct": correct, "held_out": len(index)}, {})
 
-    def _task(self, order: Mapping[str, Any]) -> Task:
-        """The experiment of an order, if it is approved here and the site's policy allows it."""
-        wanted = str(order.get("experiment"))
-        path = self.home / APPROVED / f"{wanted}.json"
-        if not wanted.isalnum() or not path.is_file():
-            raise Refused(
-                f"experiment {wanted[:12]} is not approved here: see `fedlens fleet approve`"
-            )
-        terms = read_terms(path.read_text(), wanted)
-        Policy.read(self.home).check(terms)
-        examples = site_examples(self.data, terms, self.home / "cache")
-        task = Task(terms, examples, int(order["client"]), self.device)
-        known, held = order.get("size"), self.home / HELD / wanted
-        if known is not None and (
-            known != int(task.holdings.sizes.sum())
-            # The same number may be other examples, and held-out ones would become training ones.
-            or (held.is_file() and held.read_text() != identity(self.data))
-        ):
-            raise Refused(
-                "its examples are not those that it had when the run began: put them back as they "
-                "were, or begin another run"
-            )
+    def _task(self, order: Mapping[str, Any], begins: bool = False) -> Task:
+        """The experiment of an order, if it is approved here and the site's policy allows it.
+
+        From its first update on, the site is the same client with the same examples.
+        """
+        terms = self.approvals.of(str(order.get("experiment"))).terms
+        policy = Policy.read(self.home)
+        policy.check(terms)
+        client: Any = order.get("client")
+        if not _is_whole(client) or client < 0:
+            raise Refused("its order names no client")
+        cache = self.home / CACHE if self.keeps_decoded else None
+        task = Task(terms, site_examples(self.data, terms, cache), client, self.device)
+        if task.tested is not None:
+            policy.check_held_out(len(task.tested.index))
+        data = identity(self.data)
+        self.approvals.change(terms.hash, lambda one: one.begun(client, data, begins))
+        if not begins and order.get("size") != int(task.holdings.sizes.sum()):
+            raise Refused("the server counts on another number of its examples: begin another run")
         return task
 
     def _memory(self, terms: Terms) -> SiteMemory:
         return SiteMemory(self.home / "memory" / terms.hash)
 
-    def _count(self, terms: Terms, kind: str, one: int | str, most: int) -> None:
-        """Refuse more than `most` different orders or models; a repeated one counts once."""
-        path = self.home / kind / f"{terms.hash}.json"
-        known = set(json.loads(path.read_text())) if path.is_file() else set()
-        known.add(one)
-        if len(known) > most:
-            raise Refused(f"it was asked more often than in the {terms.rounds} rounds approved")
-        write_atomically(path, json.dumps(sorted(known)).encode())
+    def _count(self, terms: Terms, kind: Kind, digests: Sequence[str], most: int) -> None:
+        self.approvals.change(terms.hash, lambda one: one.used(kind, digests, most))
 
     def _log(
         self,
@@ -290,7 +277,8 @@ class Task:
     def program_of(self, round: Any) -> ClientProgram:
         """The client program with the values that the terms' schedules have in a round."""
         if type(round) is not int or not 0 <= round < self.terms.rounds:
-            raise Refused(f"it was asked for round {round!r} of {self.terms.rounds}")
+            wanted = shortened(repr(round), 20)
+            raise Refused(f"it was asked for round {wanted} of {self.terms.rounds}")
         algorithm = make_algorithm(self.experiment, round)
         return ClientProgram(algorithm, self.network.layout, self.experiment.augment, apart=True)
 
@@ -319,3 +307,7 @@ class Task:
         wrong = payload.mismatch(given, like)
         if wrong is not None:
             raise Refused(f"the model that was sent is of another form: {wrong}")
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and -(2**63) <= value < 2**63

@@ -36,12 +36,16 @@ def check_data(data: Path) -> None:
         raise ValueError(f"{data} is not a folder or .npz file: set --data to the site's examples")
 
 
-def site_examples(data: Path, terms: Terms, cache: Path) -> Examples:
+def site_examples(data: Path, terms: Terms, cache: Path | None) -> Examples:
     """The examples in `data`, with the class numbers of the terms.
 
     `data` is a .npz file with x_train and y_train (and classes, if its labels are numbered
-    differently), or a folder with a folder of images for each class. `cache` keeps what was read.
+    differently), or a folder with a folder of images for each class. `cache` keeps what was read;
+    without it, nothing is written.
     """
+    if cache is None:
+        pixels, labels = _read(data, terms)
+        return Examples(torch.from_numpy(pixels).permute(0, 3, 1, 2), torch.from_numpy(labels))
     place = cache / _fingerprint(data, terms)
     if not (place / LABELS).is_file():
         pixels, labels = _read(data, terms)

@@ -1,4 +1,4 @@
-"""The terms of an experiment, as text with a hash. A site approves them, and runs nothing else."""
+"""The terms of an experiment: data with a hash. A site approves them, and runs nothing else."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedlens.algorithm import Algorithm
 from fedlens.data.partitions import natural_column
-from fedlens.experiment import NUM_CLIENTS, Clients, Evaluate, Experiment, Named
+from fedlens.experiment import NUM_CLIENTS, Clients, Evaluate, Experiment, Named, as_plain
 from fedlens.federation import Dataset, Examples
+from fedlens.options import check, refuse_unknown, types_of
+from fedlens.reading import printable, shortened
 from fedlens.runs.beforehand import epochs_without_effect
+from fedlens.sections import demand
 from fedlens.setup.algorithm import make_algorithm
 from fedlens.setup.network import normalisation
+from fedlens.tables import LONGEST, parse_tables, to_value
 from fedlens.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -34,116 +39,162 @@ NOT_TOLD = (
     "weights",
     "weights_sha256",
 )
-"""The keys of an experiment that only the server uses, and that sites do not receive."""
+"""The keys of an experiment that only the server uses. Sites take all others, and no more."""
+TOLD = {f.name: f for f in fields(Experiment) if f.name not in NOT_TOLD}
+TOLD_OF_CLIENTS = ("holdout", "per_round", "seed")
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images that a model takes."""
+
+    classes: tuple[str, ...]
+    shape: tuple[int, int, int]  # channels, height, width
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+
+    def __post_init__(self) -> None:
+        unique = 0 < len(self.classes) == len(set(self.classes))
+        demand(unique, "data.classes", shortened(repr(self.classes)), "name each class once")
+        demand(min(self.shape) > 0, "data.shape", self.shape, "give numbers above 0")
+        for key, given in (("data.mean", self.mean), ("data.std", self.std)):
+            fits = given is None or len(given) == self.shape[0]
+            demand(fits, key, given, "give one number for each channel")
+
+
+@dataclass(frozen=True)
+class Content:
+    """What terms consist of."""
+
+    fedlens: str  # the version
+    experiment: dict[str, Any]
+    data: Images
+
+    @property
+    def text(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True, ensure_ascii=True, allow_nan=False)
 
 
 @dataclass(frozen=True)
 class Terms:
-    """An experiment as a site sees it. Terms that differ in anything have different hashes."""
+    """An experiment as a site sees it. Terms that differ in anything have different hashes.
 
-    text: str  # JSON: fedlens, experiment, data
+    The text may come from anyone: it is checked as data. Nothing in it is looked up by name,
+    imported or called before the site's policy has allowed its `own_code`.
+    """
+
+    text: str
+    content: Content = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "content", _content_of(self.text))
 
     @classmethod
     def of(cls, experiment: Experiment, dataset: Dataset) -> Terms:
         check_possible(experiment)
-        tables = {k: v for k, v in experiment.plain().items() if k not in NOT_TOLD}
-        clients = dict(tables["clients"])
-        tables["clients"] = {k: v for k, v in clients.items() if k not in ("count", "partition")}
         mean, std = normalisation(experiment, dataset)
-        data = {
-            "classes": list(dataset.classes),
-            "shape": list(dataset.shape),
-            "mean": None if mean is None else list(mean),
-            "std": None if std is None else list(std),
-        }
-        content = {"fedlens": __version__, "experiment": tables, "data": data}
-        return cls(json.dumps(content, sort_keys=True, ensure_ascii=True, allow_nan=False))
+        images = Images(tuple(dataset.classes), dataset.shape, mean, std)
+        return cls(Content(__version__, _told(experiment.plain()), images).text)
 
     @cached_property
     def hash(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
-    @cached_property
-    def content(self) -> dict[str, Any]:
-        try:
-            content = json.loads(self.text)
-            if not isinstance(content, dict) or {"fedlens", "experiment", "data"} - content.keys():
-                raise ValueError("it lacks a part")
-        except ValueError as error:
-            raise ValueError(f"these are not the terms of an experiment ({error})") from error
-        return content
-
-    @property
-    def version(self) -> str:
-        return str(self.content["fedlens"])
-
     @property
     def classes(self) -> tuple[str, ...]:
-        return tuple(self.content["data"]["classes"])
+        return self.content.data.classes
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        channels, height, width = self.content["data"]["shape"]
-        return channels, height, width
+        return self.content.data.shape
 
     @property
     def algorithms(self) -> list[str]:
-        return [one["name"] for one in self.content["experiment"]["algorithm"]]
+        return [one["name"] for one in self.content.experiment["algorithm"]]
 
     @property
     def rounds(self) -> int:
-        return int(self.content["experiment"]["rounds"])
+        return int(self.content.experiment["rounds"])
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether models are tested on examples of the sites."""
+        return bool(self.content.experiment["clients"]["holdout"])
 
     @property
     def own_code(self) -> list[str]:
-        """The import paths in the terms: code that is neither in Fedlens nor in the terms."""
-        tables = self.content["experiment"]
-        local = tables["local"]
-        chosen = [tables["model"], tables["loss"], local["optimizer"], local.get("anneal", "")]
-        names = [*map(_name_of, chosen)]
-        names += _names_in([tables["local"], tables["server"], tables["algorithm"]])
-        return [name for name in dict.fromkeys(names) if ":" in name]
+        """All that may be an import path, wherever it stands: code that is not Fedlens' own."""
+        return [*dict.fromkeys(text for text in _texts_in(self.content.experiment) if ":" in text)]
 
     def experiment(self, examples: Examples) -> Experiment:
         """The experiment, with the site's own examples as its data set."""
-        data = self.content["data"]
-        mean, std = (None if data[key] is None else tuple(data[key]) for key in ("mean", "std"))
+        data = self.content.data
         none = Examples(examples.images[:0], examples.labels[:0])
-        dataset = Dataset("the site's", examples, none, self.classes, mean, std)
-        tables = dict(self.content["experiment"])
-        told = dict(tables.pop("clients"))
-        share = told["per_round"]
+        dataset = Dataset("the site's", examples, none, data.classes, data.mean, data.std)
+        tables = dict(self.content.experiment)
+        share = tables["clients"]["per_round"]
         count = share if isinstance(share, int) else 1
-        clients = Clients(**told, count=count, partition=Named("iid"))
-        return Experiment(dataset=dataset, clients=clients, **tables)
+        clients = Clients(**tables.pop("clients"), count=count, partition=Named("iid"))
+        made = Experiment(dataset=dataset, clients=clients, **tables)
+        _check_complete(self.content.experiment, made.plain())
+        return made
 
     def describe(self) -> list[str]:
-        """What the experiment needs from a site, in plain words, line by line."""
-        tables, shape = self.content["experiment"], "×".join(map(str, self.shape))
-        algorithm = self.algorithm
-        leaves = ["how many examples it holds", "its updates of the model, and its training loss"]
-        if "label_counts" in algorithm.discloses:
-            leaves.insert(1, "how many examples it holds of each class")
-        if tables["clients"]["holdout"]:
-            leaves.append("how many of its held-out examples the model classifies correctly")
-        remembers = bool(algorithm.memory or algorithm.carries or algorithm.personal_norm)
-        local = tables["local"]
-        lr = local["lr"]
-        lr = f"{lr:g}" if isinstance(lr, int | float) else json.dumps(lr)
-        return [
+        """What the terms contain: the main things in plain words, then all, line by line."""
+        tables, data = self.content.experiment, self.content.data
+        local, lr = tables["local"], tables["local"]["lr"]
+        lr = f"{lr:g}" if isinstance(lr, int | float) else to_value(lr)
+        shape, names = "×".join(map(str, data.shape)), [shortened(n, 60) for n in data.classes]
+        lines = [
             f"experiment {self.hash}",
-            f"data:      images {shape} of {len(self.classes)} classes: "
-            f"{', '.join(self.classes[:12])}{', ...' if len(self.classes) > 12 else ''}",
+            f"data:      images {shape} of {len(names)} classes: "
+            f"{', '.join(names[:12])}{', ...' if len(names) > 12 else ''}",
             f"model:     {_name_of(tables['model'])}",
             f"algorithm: {' + '.join(self.algorithms)}",
             f"training:  rounds: {self.rounds}, {_work_of(local)}, "
             f"batches of {local['batch_size']}, {_name_of(local['optimizer'])} with lr {lr}",
-            f"channel:   {', '.join(map(repr, algorithm.channel)) or 'updates leave as they are'}",
+            f"code of its own: {', '.join(self.own_code) or 'none'}",
+            f"by Fedlens {self.content.fedlens}",
+            "all of it:",
+        ]
+        everything = {**tables, **asdict(data)}
+        lines += [f"  {key} = {to_value(value)}" for key, value in everything.items()]
+        return [*map(printable, lines)]
+
+    def effects(self) -> list[str]:
+        """What the experiment means for the site's data, line by line.
+
+        This runs the code that the terms name: the policy must have allowed it.
+        """
+        algorithm = self.algorithm
+        leaves = ["how many examples it holds"]
+        if "label_counts" in algorithm.discloses:
+            leaves.append("how many examples it holds of each class")
+        leaves.append(f"up to {self.most_updates} updates of the model, with the training loss")
+        if self.holds_out:
+            leaves.append(
+                f"how many of its held-out examples each of up to {self.most_tested} models "
+                "classifies correctly, which can tell how many there are of each class"
+            )
+        remembers = bool(algorithm.memory or algorithm.carries or algorithm.personal_norm)
+        channel = ", ".join(map(repr, algorithm.channel)) or "updates leave as they are"
+        lines = [
+            f"channel:   {channel}",
             f"leaves the site: {'; '.join(leaves)}",
             f"stays at the site: images, labels{', what it remembers' * remembers}",
-            f"code of its own: {', '.join(self.own_code) or 'none'}",
-            f"by Fedlens {self.version}",
         ]
+        return [*map(printable, lines)]
+
+    @property
+    def most_updates(self) -> int:
+        """How many updates a site sends at most: one in each round, unless it is drawn again."""
+        select = self.algorithm.select
+        return self.rounds * (select.cohort_size if select.replacement else 1)
+
+    @property
+    def most_tested(self) -> int:
+        """How many models a site tests at most: one before the first round, one after each."""
+        return self.rounds + 1
 
     @cached_property
     def algorithm(self) -> Algorithm:
@@ -151,6 +202,41 @@ class Terms:
             torch.zeros((0, *self.shape), dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
         )
         return make_algorithm(self.experiment(nothing))
+
+
+def _content_of(text: str) -> Content:
+    """The content of terms; a ValueError unless every key is known and all values are its kind."""
+    if len(text) > LONGEST:
+        raise ValueError(f"the terms are longer than {LONGEST:,} bytes: they are no experiment's")
+    tables = parse_tables(text, Path("terms.json"))
+    if tables.get("fedlens") != __version__:
+        other = shortened(str(tables.get("fedlens")), 20)
+        raise ValueError(f"it is for Fedlens {other}, and this is {__version__}: install the same")
+    content: Content = check(tables, Content, "terms")
+    if content.text != text:
+        raise ValueError("the terms are not written as Fedlens writes them: get its own server")
+    given, hints = content.experiment, types_of(Experiment)
+    refuse_unknown(given, TOLD, "")
+    for key, one in TOLD.items():
+        if key not in given and one.default is not None:
+            raise ValueError(f"the terms lack {key}: the server must send it")
+    used = {key: as_plain(check(part, hints[key], key)) for key, part in given.items()}
+    refuse_unknown(given["clients"], TOLD_OF_CLIENTS, "clients.")
+    _check_complete(given, used)
+    return content
+
+
+def _told(tables: dict[str, Any]) -> dict[str, Any]:
+    """The tables of an experiment that sites receive."""
+    clients = {key: part for key, part in tables["clients"].items() if key in TOLD_OF_CLIENTS}
+    return {key: part for key, part in tables.items() if key in TOLD} | {"clients": clients}
+
+
+def _check_complete(given: dict[str, Any], used: dict[str, Any]) -> None:
+    """Raise ValueError if a default is used that was not given, so that nobody would read it."""
+    for key, part in _told(used).items():
+        if part != given.get(key):
+            raise ValueError(f"the terms lack a part of {key}: the server must send every option")
 
 
 def _name_of(chosen: str | dict[str, Any]) -> str:
@@ -167,15 +253,13 @@ def _work_of(local: dict[str, Any]) -> str:
     return f"{key} of each: {amount}{most}"
 
 
-def _names_in(value: Any) -> Iterator[str]:
-    """All values of the key `name` in nested tables, such as the names of schedules."""
-    if isinstance(value, dict):
-        if isinstance(value.get("name"), str):
-            yield value["name"]
-        value = list(value.values())
-    if isinstance(value, list):
-        for part in value:
-            yield from _names_in(part)
+def _texts_in(value: Any) -> Iterator[str]:
+    """All text in nested tables and lists."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _texts_in(part)
 
 
 def for_fleet(experiment: Experiment) -> Experiment:
@@ -225,6 +309,12 @@ def check_possible(experiment: Experiment) -> None:
         raise ValueError(
             "what a client draws depends on the others: leave out the algorithm that draws so"
         )
+    share = experiment.clients.per_round
+    if algorithm.select.replacement and not isinstance(share, int):
+        raise ValueError(
+            f"clients.per_round is {share:g}, and a site may be drawn several times in a round: "
+            "give a number of clients, so that sites know how often at most"
+        )
 
 
 def say_without_effect(experiment: Experiment, num_sites: int) -> None:
@@ -255,11 +345,3 @@ def _of_some(experiment: Experiment) -> Experiment:
     share = experiment.clients.per_round
     some = experiment.clients.count or (share if isinstance(share, int) else 1)
     return replace(experiment, clients=replace(experiment.clients, count=some))
-
-
-def read_terms(text: str, wanted: str) -> Terms:
-    """Stored terms; a ValueError if their hash is not `wanted`."""
-    terms = Terms(text)
-    if terms.hash != wanted:
-        raise ValueError(f"the terms kept as {wanted[:12]} are others: approve them again")
-    return terms

@@ -56,9 +56,9 @@ def make_homes(
         home = folder / f"site-{client:04d}"
         home.mkdir(parents=True, exist_ok=True)
         write_site(home / "data.npz", train.take(holdings.members(client)), dataset.classes)
-        write_atomically(home / FILE, b"label_counts = true\n")
+        write_atomically(home / FILE, b"label_counts = true\nleast_held_out = 1\n")
         site = Site(home, home / "data.npz")
-        site.approve(terms)
+        site.approvals.approve(terms)
         made.append(site)
     return made
 
