@@ -31,10 +31,14 @@ def import_command(
         Literal["class", "site/class", "class/site"] | None,
         typer.Option(help="What the folders stand for, the outermost first."),
     ] = None,
+    megapixels: Annotated[
+        float | None, typer.Option(help="Leave out images of more. [default: 100]")
+    ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace files that are there.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Inspect a folder of images, and write an experiment for it."""
+    from fedlens.data.pictures import MEGAPIXELS
     from fedlens.data.survey import survey
     from fedlens.files import write_atomically
     from fedlens.reading import argument, printable
@@ -49,9 +53,9 @@ def import_command(
         if path.exists() and not overwrite:
             raise ValueError(f"{path} exists: choose another --out, or add --overwrite")
     with watching(quiet, progress.counted, "images") as watch:
-        found = survey(folder, layout, watch)
+        found = survey(folder, layout, watch, megapixels or MEGAPIXELS)
     write_atomically(listed, _rows(found, listed.parent).encode())
-    write_atomically(described, to_toml(_experiment(found, listed)).encode())
+    write_atomically(described, to_toml(_experiment(found, listed, megapixels)).encode())
     for line in _told(found):
         print(printable(line))
     print(f"images:     {listed}")
@@ -78,10 +82,12 @@ def _rows(found: Survey, base: Path) -> str:
     return text.getvalue()
 
 
-def _experiment(found: Survey, listed: Path) -> dict[str, Any]:
+def _experiment(found: Survey, listed: Path, megapixels: float | None) -> dict[str, Any]:
     dataset: dict[str, Any] = {"name": "csv", "path": listed.name, "channels": found.channels}
     if found.side is not None:
         dataset["size"] = found.side
+    if megapixels is not None:
+        dataset["megapixels"] = megapixels
     clients: dict[str, Any] = {"count": NUM_CLIENTS, "partition": "iid"}
     if found.sites:
         clients = {"partition": {"name": "natural", "column": "client"}}
