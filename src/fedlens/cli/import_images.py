@@ -54,8 +54,9 @@ def import_command(
             raise ValueError(f"{path} exists: choose another --out, or add --overwrite")
     with watching(quiet, progress.counted, "images") as watch:
         found = survey(folder, layout, watch, megapixels or MEGAPIXELS)
+    experiment = _experiment(found, listed, megapixels)
     write_atomically(listed, _rows(found, listed.parent).encode())
-    write_atomically(described, to_toml(_experiment(found, listed, megapixels)).encode())
+    write_atomically(described, to_toml(experiment).encode())
     for line in _told(found):
         print(printable(line))
     print(f"images:     {listed}")
@@ -88,7 +89,7 @@ def _experiment(found: Survey, listed: Path, megapixels: float | None) -> dict[s
         dataset["size"] = found.side
     if megapixels is not None:
         dataset["megapixels"] = megapixels
-    clients: dict[str, Any] = {"count": NUM_CLIENTS, "partition": "iid"}
+    clients: dict[str, Any] = {"count": _num_clients(found), "partition": "iid"}
     if found.sites:
         clients = {"partition": {"name": "natural", "column": "client"}}
     return {
@@ -98,6 +99,27 @@ def _experiment(found: Survey, listed: Path, megapixels: float | None) -> dict[s
         "clients": clients,
         "local": {"epochs": 2, "batch_size": 16, "lr": 0.05},
     }
+
+
+def _num_clients(found: Survey) -> int:
+    """Clients if there are no sites: no more than the images that are left to train on."""
+    return min(NUM_CLIENTS, _num_train(found))
+
+
+def _num_train(found: Survey) -> int:
+    """The images that a run of the experiment trains on; refuses those that leave none to test."""
+    from fedlens.data.arrays import held_out
+    from fedlens.data.pictures import TEST_SHARE
+
+    if found.parts["test"]:
+        return found.parts["train"]
+    classes = sorted(found.classes)
+    labels = [classes.index(one.label) for one in found.seen]
+    sites = [one.site or "" for one in found.seen]
+    tests = sum(held_out([str(one.path) for one in found.seen], labels, TEST_SHARE, sites))
+    if not tests:
+        raise ValueError(f"{found.folder}: one image a class leaves none to test on: add images")
+    return len(found.seen) - tests
 
 
 def _told(found: Survey) -> list[str]:
@@ -138,7 +160,7 @@ def _told(found: Survey) -> list[str]:
             inside = found.folder / found.seen[0].path.parts[0]
             lines.append(f"assumed: {site} is a site, and the only one; else import {inside}")
     else:
-        lines.append(f"assumed: no sites, so {NUM_CLIENTS} clients get equal random parts")
+        lines.append(f"assumed: no sites, so {_num_clients(found)} clients get equal random parts")
     if found.laid.remark is not None:
         lines.append(f"assumed: {found.laid.remark}")
     if found.deeper is not None:
