@@ -15,7 +15,7 @@ CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS is deterministic only if this is se
 
 @contextlib.contextmanager
 def torch_settings(
-    experiment: Experiment, device: torch.device, num_threads: int
+    experiment: Experiment, device: torch.device, num_threads: int = 1
 ) -> Iterator[None]:
     """Set precision, threads and determinism for an experiment, and restore them afterwards."""
     precision = torch.get_float32_matmul_precision()
