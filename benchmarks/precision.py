@@ -49,7 +49,7 @@ def experiment(partition: str, precision: Precision, seed: int, rounds: int) -> 
 def judged(described: fl.Experiment, model: Tree, data: Path | None) -> float:
     """The test accuracy of a model, in the precision and on the engine of this experiment."""
     setup = build(described, data)
-    with torch_settings(setup.experiment, setup.device):
+    with torch_settings(setup.experiment, setup.device, setup.threads):
         state = begin(setup.network, setup.program, setup.federation, setup.device)
         here = {name: t.to(setup.device) for name, t in model.items()}
         params = {name: here[name] for name in state.params}

@@ -54,7 +54,7 @@ def measure(what: str, setup: Setup, workers: int, count: int) -> None:
     engine = Processes(setup.network, examples, workers)
     seconds, shares = [], []
     try:
-        with torch_settings(setup.experiment, setup.device):
+        with torch_settings(setup.experiment, setup.device, setup.threads):
             one_round = rounds(replace(setup, engine=engine))
             one_round()
             for _ in range(count):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from fedlens.data import DATASETS, Source, cifar, idx
 from fedlens.federation import Holdings
 from fedlens.reading import BadFile, expanded, printable, reading
 from fedlens.setup import build
+from fedlens.tables import read_tables
 from tests.command_line import everything
 
 COMMAND_LINE = pytest.mark.filterwarnings("ignore:'click.utils:DeprecationWarning")
@@ -137,6 +139,8 @@ def deep() -> None:
         (["local.lr=" + "[" * 100_000], "it is nested too deeply"),
         (["local.lr=" + "[" * 40 + "]" * 40], "]]: it is nested more than 32 deep"),
         (["rounds=1" + "0" * 5000], "0 ...: it has a whole number of more than 4,300 digits"),
+        (["clients.holdout=1e-320"], "clients.holdout is 1e-320: choose"),
+        (["weights=http://127.0.0.1:1/x.pt"], "x.pt cannot be fetched ("),
         (["local=5"], "local is 5: expected a table"),
         (["--out", "x" * 300], "file name too long"),
     ],
@@ -150,6 +154,39 @@ def test_what_cannot_be_is_refused_in_one_line_with_status_2(fedlens, words, mes
     assert message in err
     assert len(err) < 1000
     assert everything() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "key"),
+    [
+        ("a.json", '{"rounds": 1, "model": "linear", "rounds": 2}', "'rounds'"),
+        ("a.json", '{"local": {"lr": 1, "lr": 2}}', "'lr'"),
+        ("a.toml", "seed = 1\nrounds = 1\nrounds = 2", "rounds"),
+        ("a.toml", "[local]\nlr = 1\n[clients]\n[local]\n", "local"),
+    ],
+)
+def test_a_key_that_is_given_twice_is_named(tmp_path, name, text, key):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=f"{key} is given twice"):
+        read_tables(tmp_path / name)
+
+
+def test_a_pipe_in_place_of_an_experiment_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.toml")
+    with pytest.raises(ValueError, match="a device or a pipe"):
+        read_tables(tmp_path / "pipe.toml")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit address space")
+def test_a_machine_without_memory_for_pytorch_is_one_line():
+    command = "import resource as r; r.setrlimit(r.RLIMIT_AS, (400_000_000,) * 2)\n"
+    command += "import sys; sys.argv = ['fedlens', 'run', 'a.toml']\n"
+    command += "from fedlens.__main__ import command; command()"
+    line = [sys.executable, "-c", command]
+    ended = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "fedlens: there is not enough memory" in ended.stderr
+    assert "mistake in Fedlens" not in ended.stderr
 
 
 @COMMAND_LINE

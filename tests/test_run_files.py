@@ -87,7 +87,7 @@ def test_a_run_that_says_it_is_running_is_if_somebody_writes_it(run):
 def test_a_damaged_file_is_named_to_whoever_asks(run, content):
     for name, read in (
         ("manifest.json", run_files.read_manifest),
-        ("summary.json", run_files.read_status),
+        ("summary.json", run_files.read_summary),
         ("checkpoint/state-000002.json", lambda folder: run_files.read_state_index(folder, 2)),
     ):
         (run / name).parent.mkdir(exist_ok=True)

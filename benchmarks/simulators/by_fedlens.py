@@ -23,7 +23,7 @@ def main() -> None:
     wanted = experiment(work, "auto", "cpu", "fp32")
     setup = build(replace(wanted, local=replace(wanted.local, lr=LR)))
     module, watch = model(work), Watch(sys.argv[1])
-    with torch_settings(setup.experiment, setup.device):
+    with torch_settings(setup.experiment, setup.device, setup.threads):
         state = begin(setup.network, setup.program, setup.federation, setup.device)
         for _ in range(rounds + 1):
             state, _ = run_round(setup.program, setup.federation, setup.engine, state, seed=0)

@@ -37,7 +37,7 @@ class BadFile(ValueError):
 @contextmanager
 def reading(file: Place, remedy: str = "take another copy") -> Iterator[None]:
     """Turn any error in the `with` block into a BadFile, unless it already names the file."""
-    if _never_ends(Path(file)):
+    if never_ends(Path(file)):
         raise BadFile(file, "it is a device or a pipe", remedy)
     try:
         yield
@@ -47,7 +47,7 @@ def reading(file: Place, remedy: str = "take another copy") -> Iterator[None]:
         raise BadFile(file, reason(error), remedy) from error
 
 
-def _never_ends(path: Path) -> bool:
+def never_ends(path: Path) -> bool:
     """Whether reading may never end: a device, a pipe. A missing file is left to the reader."""
     try:
         mode = path.stat().st_mode

@@ -32,6 +32,11 @@ CHECKPOINT = "checkpoint"  # a folder with the newest states, each as two files
 
 OF_PAGES = ("figures", "comparison", "report.html")  # what reports write beside runs
 
+OF_RUNS = (  # everything that a run and its page write into its folder
+    *(EXPERIMENT, MANIFEST, PARTITION, ROUNDS, SUMMARY, EVALUATION, CLIENTS),
+    *(MODEL, BEST, CHECKPOINT, "figures", "report.html", "tensorboard", "sites.json"),
+)
+
 LINES_AT_ONCE = 10_000  # of records, parsed together
 RERUN = "run the experiment again"
 OVER = ("finished", "diverged", "invalid", "stopped")
@@ -52,6 +57,12 @@ class RunFailed(RuntimeError):
 def is_run(folder: Path) -> bool:
     """Whether a run wrote this folder: these two files exist from the start of a run."""
     return all((folder / name).is_file() for name in (EXPERIMENT, MANIFEST))
+
+
+def strangers(folder: Path) -> list[str]:
+    """What is in the folder of a run and was not written by it; hidden files are left out."""
+    names = (path.name for path in folder.iterdir())
+    return sorted(name for name in names if name not in OF_RUNS and not name.startswith("."))
 
 
 Folders = str | Path | Iterable[str | Path]
@@ -185,11 +196,18 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return read_json(folder / SUMMARY) or {}
 
 
+def whole_summary(folder: Path) -> dict[str, Any]:
+    """The summary; empty also if it is damaged, since a resumed run writes it anew."""
+    with suppress(BadFile):
+        return read_summary(folder)
+    return {}
+
+
 def read_status(folder: Path) -> str | None:
     """The status of a run, or None if there is no run."""
     if not (folder / MANIFEST).is_file():
         return None
-    return status_of(folder, read_summary(folder))
+    return status_of(folder, whole_summary(folder))
 
 
 def status_of(folder: Path, summary: Mapping[str, Any]) -> str:
@@ -206,7 +224,13 @@ def state_files(folder: Path, round: int) -> tuple[Path, Path]:
 
 def saved_rounds(folder: Path) -> list[int]:
     """The rounds with a checkpoint or a part of one, the newest first."""
-    names = (path.name for path in (folder / CHECKPOINT).glob("state-*"))
+    place = folder / CHECKPOINT
+    try:
+        names = [path.name for path in place.iterdir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:  # what is in it is not known, so nothing may be begun again
+        raise BadFile(place, reason(error), "make it a folder that you can read") from error
     found = (re.fullmatch(r"state-(\d{6,})\.(safetensors|json)", name) for name in names)
     return sorted({int(name[1]) for name in found if name}, reverse=True)
 

@@ -75,7 +75,8 @@ class Clients:
             demand(fits, "clients.per_round", self.per_round, remedy)
         if self.seed is not None:
             demand(self.seed >= 0, "clients.seed", self.seed, "choose 0 or more")
-        demand(0 <= self.holdout < 1, "clients.holdout", self.holdout, "choose 0 to below 1")
+        fits = self.holdout == 0 or 1e-6 <= self.holdout < 1
+        demand(fits, "clients.holdout", self.holdout, "choose 0, or 0.000001 to below 1")
 
     @property
     def cohort(self) -> int:

@@ -8,10 +8,12 @@ import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from difflib import get_close_matches
+from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from fedlens.reading import argument, demand_text, reason, shortened
+from fedlens.reading import argument, demand_text, never_ends, reason, shortened
 
 ENDINGS = (".toml", ".json")
 LONGEST = 1_000_000  # bytes of an experiment file
@@ -24,6 +26,8 @@ DEEP_KEY = re.compile(
 
 def read_text(path: Path) -> str:
     """The text of an experiment file."""
+    if never_ends(path):
+        raise ValueError(f"{path} is a device or a pipe: name a .toml or .json file")
     try:
         with path.open("rb") as file:
             content = file.read(LONGEST + 1)
@@ -59,13 +63,13 @@ def parse_tables(text: str, path: Path) -> dict[str, Any]:
     """The tables of a TOML or JSON file, from its text."""
     kind = "JSON" if path.suffix == ".json" else "TOML"
     try:
-        tables = json.loads(text) if kind == "JSON" else _parsed_toml(text)
+        tables = json.loads(text, object_pairs_hook=_once) if kind == "JSON" else _parsed_toml(text)
         if not isinstance(tables, dict):
             raise ValueError("it holds no table: write keys and values")
         _demand_shallow(tables)
         demand_text(json.dumps(tables, ensure_ascii=False, default=str), "its text")
     except (ValueError, RecursionError) as error:
-        line = f"{path} is not valid {kind}: {reason(error)}{_quotes(text, error)}"
+        line = f"{path} is not valid {kind}: {reason(error)}{_hint(text, error)}"
         if path.suffix not in ENDINGS:
             rest = f', with dataset = {{ name = "csv", path = "{path.name}" }}'
             listed = rest if path.suffix == ".csv" else ""
@@ -81,11 +85,22 @@ def _parsed_toml(text: str) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-def _quotes(text: str, error: Exception) -> str:
-    """A hint if a text value lacks its quotes, as YAML allows."""
-    found = re.match(r"Invalid value \(at line (\d+),", str(error))
-    word = BARE_WORD.fullmatch(text.splitlines()[int(found[1]) - 1]) if found else None
-    return f': write {word[1]} = "{word[2]}", text has quotes' if word else ""
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A table of JSON, whose parser would take the last of several values of one key."""
+    for (key, _), (other, _) in pairwise(sorted(pairs, key=itemgetter(0))):
+        if key == other:
+            raise ValueError(f"{shortened(key)!r} is given twice")
+    return dict(pairs)
+
+
+def _hint(text: str, error: Exception) -> str:
+    """What is wrong in a line: a text without its quotes, as YAML allows, or a key given twice."""
+    found = re.search(r"\(at line (\d+),", str(error))
+    line = text.splitlines()[int(found[1]) - 1 if found else -1] if text.strip() else ""
+    if re.match("Cannot (overwrite|declare|mutate)", str(error)):
+        return f": {shortened(line.partition('=')[0].strip(' []'))} is given twice"
+    word = BARE_WORD.fullmatch(line)
+    return f': write {word[1]} = "{word[2]}", text has quotes' if found and word else ""
 
 
 def _demand_shallow(value: Any) -> None:

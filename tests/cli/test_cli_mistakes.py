@@ -135,9 +135,9 @@ def test_a_mistake_costs_no_earlier_run(fedlens):
     assert err == "fedlens: run exists: choose another --out, or add --overwrite\n"
     assert everything() == before
 
-    Path("run/stale.txt").write_text("an old one's")
+    Path("run/clients.json").write_text("an old one's")
     assert fedlens("run", "a.toml", "--out", "run", "--overwrite", "--seed", "5").status == 0
-    assert not Path("run/stale.txt").exists()
+    assert not Path("run/clients.json").exists()
     assert json.loads(Path("run/manifest.json").read_text())["seed"] == 5
 
 

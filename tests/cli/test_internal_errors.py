@@ -111,7 +111,8 @@ def test_what_the_machine_lacks_is_a_plain_line(fedlens, model, line):
     words = (f"model=bad_model:{model}", f"engine={engine}", "--out", "run", "-q")
     ended = fedlens("run", "a.toml", *words)
     *before, last = ended.err.splitlines()
-    assert (ended.status, ended.out, last) == (1, "", f"fedlens: {line}")
+    assert (ended.status, ended.out) == (1, "")
+    assert last.startswith(f"fedlens: {line}")
     again = "fedlens: a worker process was killed or stopped: another trains its clients"
     assert set(before) == ({again} if model == "Kills" else set())
     assert kept() == []

@@ -227,10 +227,9 @@ def photo(path, turned=1):
     return path
 
 
-def test_a_look_at_a_jpeg_decodes_an_eighth_of_it_and_tells_its_own_size(tmp_path):
+def test_a_look_at_a_jpeg_tells_its_own_size(tmp_path):
     for turned, size in ((1, (160, 120)), (3, (160, 120)), (6, (120, 160)), (8, (120, 160))):
-        seen, colours = glance(photo(tmp_path / "a.jpg", turned))
-        assert (seen, colours.shape) == (size, (size[1] // 8, size[0] // 8, 3))
+        assert glance(photo(tmp_path / "a.jpg", turned)) == (size, False)
         assert read_pixels(tmp_path / "a.jpg", 3).shape == (size[1], size[0], 3)
 
 

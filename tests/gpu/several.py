@@ -99,7 +99,7 @@ def timed(setup: Setup) -> tuple[float, float]:
     test, loss = setup.parts["test"], setup.program.algorithm.objective.loss
     rounds, evaluations = [], []
     try:
-        with torch_settings(setup.experiment, setup.device):
+        with torch_settings(setup.experiment, setup.device, setup.threads):
             for _ in range(5 + TIMED):  # shapes are recorded when they come again
                 start = time.perf_counter()
                 state, outcome = run_round(

@@ -37,7 +37,7 @@ def digest(path):
 
 def refusal(module, source, sha256=None):
     before = {name: t.clone() for name, t in module.state_dict().items()}
-    with pytest.raises((ValueError, ConnectionError)) as refused:
+    with pytest.raises(ValueError) as refused:
         load_weights(module, str(source), sha256)
     assert "\n" not in str(refused.value)
     assert all(torch.equal(before[name], t) for name, t in module.state_dict().items())
@@ -229,10 +229,10 @@ def test_an_address_that_never_ends_is_given_up(tmp_path, monkeypatch):
         thread.start()
         home = f"http://127.0.0.1:{serving.server_port}"
         try:
-            with pytest.raises(ConnectionError, match="gives more than 1 MB, too much for"):
+            with pytest.raises(ValueError, match="gives more than 1 MB, too much for"):
                 load_weights(module, f"{home}/endless.pth")
             monkeypatch.setattr(weights, "TIMEOUT", 0.3)  # on a busy machine it is silence
-            with pytest.raises(ConnectionError, match=r"less than 1000 bytes a second|timed out"):
+            with pytest.raises(ValueError, match=r"less than 1000 bytes a second|timed out"):
                 load_weights(module, f"{home}/drip.pth")
         finally:
             serving.shutdown()

@@ -31,10 +31,14 @@ def import_command(
         Literal["class", "site/class", "class/site"] | None,
         typer.Option(help="What the folders stand for, the outermost first."),
     ] = None,
+    megapixels: Annotated[
+        float | None, typer.Option(help="Leave out images of more. [default: 100]")
+    ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace files that are there.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Inspect a folder of images, and write an experiment for it."""
+    from fedlens.data.pictures import MEGAPIXELS
     from fedlens.data.survey import survey
     from fedlens.files import write_atomically
     from fedlens.reading import argument, printable
@@ -49,9 +53,10 @@ def import_command(
         if path.exists() and not overwrite:
             raise ValueError(f"{path} exists: choose another --out, or add --overwrite")
     with watching(quiet, progress.counted, "images") as watch:
-        found = survey(folder, layout, watch)
+        found = survey(folder, layout, watch, megapixels or MEGAPIXELS)
+    experiment = _experiment(found, listed, megapixels)
     write_atomically(listed, _rows(found, listed.parent).encode())
-    write_atomically(described, to_toml(_experiment(found, listed)).encode())
+    write_atomically(described, to_toml(experiment).encode())
     for line in _told(found):
         print(printable(line))
     print(f"images:     {listed}")
@@ -78,11 +83,13 @@ def _rows(found: Survey, base: Path) -> str:
     return text.getvalue()
 
 
-def _experiment(found: Survey, listed: Path) -> dict[str, Any]:
+def _experiment(found: Survey, listed: Path, megapixels: float | None) -> dict[str, Any]:
     dataset: dict[str, Any] = {"name": "csv", "path": listed.name, "channels": found.channels}
     if found.side is not None:
         dataset["size"] = found.side
-    clients: dict[str, Any] = {"count": NUM_CLIENTS, "partition": "iid"}
+    if megapixels is not None:
+        dataset["megapixels"] = megapixels
+    clients: dict[str, Any] = {"count": _num_clients(found), "partition": "iid"}
     if found.sites:
         clients = {"partition": {"name": "natural", "column": "client"}}
     return {
@@ -92,6 +99,27 @@ def _experiment(found: Survey, listed: Path) -> dict[str, Any]:
         "clients": clients,
         "local": {"epochs": 2, "batch_size": 16, "lr": 0.05},
     }
+
+
+def _num_clients(found: Survey) -> int:
+    """Clients if there are no sites: no more than the images that are left to train on."""
+    return min(NUM_CLIENTS, _num_train(found))
+
+
+def _num_train(found: Survey) -> int:
+    """The images that a run of the experiment trains on; refuses those that leave none to test."""
+    from fedlens.data.arrays import held_out
+    from fedlens.data.pictures import TEST_SHARE
+
+    if found.parts["test"]:
+        return found.parts["train"]
+    classes = sorted(found.classes)
+    labels = [classes.index(one.label) for one in found.seen]
+    sites = [one.site or "" for one in found.seen]
+    tests = sum(held_out([str(one.path) for one in found.seen], labels, TEST_SHARE, sites))
+    if not tests:
+        raise ValueError(f"{found.folder}: one image a class leaves none to test on: add images")
+    return len(found.seen) - tests
 
 
 def _told(found: Survey) -> list[str]:
@@ -132,7 +160,7 @@ def _told(found: Survey) -> list[str]:
             inside = found.folder / found.seen[0].path.parts[0]
             lines.append(f"assumed: {site} is a site, and the only one; else import {inside}")
     else:
-        lines.append(f"assumed: no sites, so {NUM_CLIENTS} clients get equal random parts")
+        lines.append(f"assumed: no sites, so {_num_clients(found)} clients get equal random parts")
     if found.laid.remark is not None:
         lines.append(f"assumed: {found.laid.remark}")
     if found.deeper is not None:

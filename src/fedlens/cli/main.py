@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 import sys
 import tempfile
 import traceback
@@ -262,14 +263,17 @@ def _complain(message: str, status: int, debug: bool) -> int:
     return status
 
 
+NO_MEMORY = re.compile(
+    "out of memory|allocate memory|failed to map segment|size calculation overflow|start new thread"
+)
+"""What PyTorch, the loader of libraries and threads say where there is not enough memory."""
+
+
 def _machine_error(error: Exception) -> str:
     """The error line for exhausted memory; empty for other errors."""
-    torch = sys.modules.get("torch")  # if PyTorch is not imported, it raised nothing
-    if isinstance(error, MemoryError) or (
-        torch is not None and isinstance(error, torch.OutOfMemoryError)
-    ):
-        return _first_line(error) or "there is not enough memory"
-    return ""
+    if not isinstance(error, MemoryError) and not NO_MEMORY.search(str(error)):
+        return ""
+    return f"there is not enough memory: {_first_line(error)}".rstrip(": ")
 
 
 def _internal_error(error: Exception) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,9 +94,11 @@ def _run(
         described = Experiment.read(experiment, overrides)
     name_cluster(ray_address, [described.engine])
     wanted = Path("runs") / experiment.stem
-    folder = out or (wanted if overwrite else _free(wanted))
-    check_free(folder, overwrite, "choose another --out, or add --overwrite")
+    place = _reserved(wanted) if out is None and not overwrite else nullcontext(out or wanted)
+    if isinstance(place, nullcontext):
+        check_free(place.enter_result, overwrite, "choose another --out, or add --overwrite")
     with (
+        place as folder,
         _resume_hint(folder, replaced=identity(folder)),
         tracking(track, folder, described.plain()) as send,
         watching(quiet, progress.rounds, folder.name, described.rounds) as watch,
@@ -251,13 +254,29 @@ def _step_size(folder: Path) -> str:
     return "local.lr"
 
 
-def _free(wanted: Path) -> Path:
-    """`wanted`, or the first of wanted-2, wanted-3, ... that does not exist."""
-    free, number = wanted, 1
-    while free.exists():
-        number += 1
-        free = wanted.with_name(f"{wanted.name}-{number}")
-    return free
+@contextmanager
+def _reserved(wanted: Path) -> Iterator[Path]:
+    """The first of wanted, wanted-2, wanted-3, ... that is new: no other run takes it meanwhile.
+
+    It is an empty folder until the run begins, and is removed if it does not.
+    """
+    try:
+        wanted.parent.mkdir(exist_ok=True)
+        for number in itertools.count(1):
+            folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+            with suppress(FileExistsError):
+                folder.mkdir()
+                break
+    except OSError as error:
+        raise ValueError(
+            f"{wanted} cannot be written ({reason(error)}): choose an --out"
+        ) from error
+    try:
+        yield folder
+    finally:
+        for made in (folder, folder.parent):
+            with suppress(OSError):  # it is not empty
+                made.rmdir()
 
 
 @contextmanager

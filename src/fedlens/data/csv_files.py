@@ -15,7 +15,7 @@ import numpy as np
 from fedlens.data.arrays import Column
 from fedlens.data.class_names import called
 from fedlens.data.layouts import Part, part_named, refuse_strangers, with_tests
-from fedlens.data.pictures import TEST_SHARE, Found, Listed, OnError, dataset
+from fedlens.data.pictures import MEGAPIXELS, TEST_SHARE, Found, Listed, OnError, dataset
 from fedlens.data.places import Source
 from fedlens.federation import Dataset
 from fedlens.options import did_you_mean
@@ -42,6 +42,7 @@ def csv(
     client: str | None = None,
     test_share: float = TEST_SHARE,
     on_error: OnError = "stop",
+    megapixels: float = MEGAPIXELS,
 ) -> Dataset:
     """A csv file with the header path,label and, where known, client, lat, lon and split.
 
@@ -49,10 +50,11 @@ def csv(
     fixed share of each class, `test_share`, becomes test, about the same of each client. Another
     column than `client` may name the clients. All other columns are kept as text. Images are
     resized to `size` × `size`; without a size all must be as large as the first. Files that cannot
-    be decoded are named, or left out if `on_error` is "skip".
+    be decoded are named, or left out if `on_error` is "skip". So are images of more than
+    `megapixels`.
     """
     found = listed_in(source.resolve(path), client)
-    return dataset(found, size, channels, test_share, on_error, source.watch)
+    return dataset(found, size, channels, test_share, on_error, megapixels, source.watch)
 
 
 def names_clients(file: Path) -> bool:

@@ -21,7 +21,7 @@ from fedlens.data.layouts import (
     stranger,
     without_images,
 )
-from fedlens.data.pictures import TEST_SHARE, Found, Listed, OnError, dataset
+from fedlens.data.pictures import MEGAPIXELS, TEST_SHARE, Found, Listed, OnError, dataset
 from fedlens.data.places import Source, put_in_place
 from fedlens.federation import Dataset
 from fedlens.reading import demand_text, reading
@@ -39,6 +39,7 @@ def folder(
     channels: Literal[1, 3] = 3,
     test_share: float = TEST_SHARE,
     on_error: OnError = "stop",
+    megapixels: float = MEGAPIXELS,
 ) -> Dataset:
     """Images in `path`/class/, or in `path`/train/class/ and `path`/test/class/.
 
@@ -47,10 +48,11 @@ def folder(
     at a site. Without a test folder val takes its
     place; without both a fixed share of each class, `test_share`, becomes test. Images are
     resized to `size` × `size`; without a size all must be as large as the first. Files that cannot
-    be decoded are named, or left out if `on_error` is "skip".
+    be decoded are named, or left out if `on_error` is "skip". So are images of more than
+    `megapixels`.
     """
     found = laid_out(source.resolve(path), layout)
-    return dataset(found, size, channels, test_share, on_error, source.watch)
+    return dataset(found, size, channels, test_share, on_error, megapixels, source.watch)
 
 
 def laid_out(place: Path, layout: Layout | None) -> Found:

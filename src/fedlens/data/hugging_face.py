@@ -15,6 +15,7 @@ import numpy as np
 from fedlens.data.arrays import Column
 from fedlens.data.layouts import SPELLINGS, Part, part_named, with_tests
 from fedlens.data.map_style import examples_of, of_examples
+from fedlens.data.pictures import open_image
 from fedlens.data.places import Source, counting_from
 from fedlens.federation import Dataset
 from fedlens.options import did_you_mean
@@ -111,12 +112,10 @@ class Rows:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        from PIL import Image
-
         content = (self.split[index][self.image] or {}).get("bytes")
         if not content:
             raise ValueError("its bytes are not there, as save_to_disk puts them there")
-        return Image.open(io.BytesIO(content)), self.labels[index]
+        return open_image(io.BytesIO(content)), self.labels[index]
 
 
 def _datasets() -> Any:

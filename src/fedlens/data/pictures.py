@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from threading import Condition
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import numpy as np
 
@@ -37,6 +38,8 @@ OnError = Literal["stop", "skip"]
 TEST_SHARE = 0.2  # of each class, if the data do not mark test images
 MOST_NAMED = 100  # broken files named in one message
 REMEDY = "repair or take them out"
+STRIP = 64  # rows that are compared at the same time
+MEGAPIXELS = 100.0  # of the largest image, and of all that are decoded at the same time
 
 
 class Undecodable(ValueError):
@@ -93,6 +96,7 @@ def dataset(
     channels: int,
     test_share: float = TEST_SHARE,
     on_error: OnError = "stop",
+    megapixels: float = MEGAPIXELS,
     watch: Counted | None = None,
 ) -> Dataset:
     """The data set of these files. Without a `size`, all must be as large as the first.
@@ -106,12 +110,12 @@ def dataset(
         train, test = train.divided(test_share, found.clients)
     listed = [part for part in (train, test, found.validation) if part is not None]
     parts = [[part.base / name for name in part.names] for part in listed]
-    shape = (size, size) if size else _first_shape(parts[0], channels)
+    shape = (size, size) if size else _first_shape(parts[0], channels, megapixels)
     total, before = sum(map(len, parts)), 0
     decoded = []
     for paths in parts:
         tell = counting_from(watch, before, total)
-        decoded.append(decode(paths, shape, channels, size, tell))
+        decoded.append(decode(paths, shape, channels, size, tell, megapixels))
         before += len(paths)
     broken = [one for _, some in decoded for one in some]
     if on_error == "stop":
@@ -140,11 +144,11 @@ def dataset(
     )
 
 
-def _first_shape(paths: Sequence[Path], channels: int) -> tuple[int, ...]:
+def _first_shape(paths: Sequence[Path], channels: int, megapixels: float) -> tuple[int, ...]:
     """The height and width of the first image that can be decoded."""
     for path in paths:
         with suppress(Undecodable):
-            return read(path, channels).shape[:2]
+            return read(path, channels, megapixels=megapixels).shape[:2]
     return (1, 1)  # no image can be decoded, which the caller reports
 
 
@@ -172,6 +176,7 @@ def decode(
     channels: int,
     size: int | None,
     tell: Callable[[int], None] | None = None,
+    megapixels: float = MEGAPIXELS,
 ) -> tuple[Pixels, list[Undecodable]]:
     """The pixels [N, H, W, channels] of image files, each resized to `size` if that is given.
 
@@ -185,7 +190,7 @@ def decode(
 
     def fill(i: int) -> Undecodable | None:
         try:
-            image = read(paths[i], channels, size)
+            image = read(paths[i], channels, size, megapixels)
         except Undecodable as error:
             return error
         if image.shape != pixels.shape[1:]:
@@ -207,34 +212,62 @@ def decode(
     return pixels, broken
 
 
-def read(path: Path, channels: int, size: int | tuple[int, int] | None = None) -> Pixels:
+def read(
+    path: Path,
+    channels: int,
+    size: int | tuple[int, int] | None = None,
+    megapixels: float = MEGAPIXELS,
+) -> Pixels:
     """The pixels [H, W, channels] of an image file, resized to `size` (a side, or H and W)."""
-    with _opened(path) as file:
+    with _opened(path, megapixels) as file:
         return pixels_of(file, channels, size)
 
 
-def glance(path: Path) -> tuple[tuple[int, int], Pixels]:
-    """The width and height of an image file, and its pixels [h, w, 3], perhaps at a smaller size.
+def glance(path: Path, megapixels: float = MEGAPIXELS) -> tuple[tuple[int, int], bool]:
+    """The width and height of an image file, and whether it is gray.
 
     A JPEG is decoded at an eighth of its size; the whole file is still read, so that a truncated
     file is found.
     """
     from PIL.ExifTags import Base
 
-    with _opened(path) as file:
+    with _opened(path, megapixels) as file:
         width, height = file.size
         file.draft(None, (1, 1))  # no effect on formats other than JPEG
         on_its_side = file.getexif().get(Base.Orientation, 1) in (5, 6, 7, 8)
-        return (height, width) if on_its_side else (width, height), pixels_of(file, 3)
+        strips = range(0, file.height, STRIP)
+        gray = all(_is_gray(file.crop((0, top, file.width, top + STRIP))) for top in strips)
+        return (height, width) if on_its_side else (width, height), gray
+
+
+def _is_gray(image: Image.Image) -> bool:
+    colours = pixels_of(image, 3)
+    return all(bool((colours[..., 0] == colours[..., i]).all()) for i in (1, 2))
+
+
+def open_image(file: Path | BinaryIO, megapixels: float = MEGAPIXELS) -> Image.Image:
+    """Open an image without decoding it; raises ValueError if it has more megapixels."""
+    from PIL import Image
+
+    Image.MAX_IMAGE_PIXELS = None  # Pillow would print warnings, and its limit has no key
+    image = Image.open(file)
+    num = image.width * image.height / 1e6
+    if num > megapixels:
+        image.close()
+        raise ValueError(f"{num:,.0f} megapixels, more than megapixels = {megapixels:g}")
+    return image
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
-    """Open an image file; every exception while it is open becomes an Undecodable."""
-    from PIL import Image, UnidentifiedImageError
+def _opened(path: Path, megapixels: float) -> Iterator[Image.Image]:
+    """Open an image file; every exception while it is open becomes an Undecodable.
+
+    It waits while other threads decode too many pixels.
+    """
+    from PIL import UnidentifiedImageError
 
     try:
-        with Image.open(path) as file:
+        with open_image(path, megapixels) as file, _pixels.taking(file.width * file.height):
             yield file
     except UnidentifiedImageError as error:  # its message only repeats the path
         raise Undecodable(path, "it is cut short, or no image") from error
@@ -242,14 +275,41 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         raise Undecodable(path, reason(error)) from error
 
 
+class Budget:
+    """An amount that threads share: each takes a part of it for a while, or waits for it."""
+
+    def __init__(self, amount: float) -> None:
+        self._amount = self._free = amount
+        self._changed = Condition()
+
+    @contextmanager
+    def taking(self, part: float) -> Iterator[None]:
+        part = min(part, self._amount)  # one that is too large takes all
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= part)
+            self._free -= part
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += part
+                self._changed.notify_all()
+
+
+_pixels = Budget(MEGAPIXELS * 1e6)
+
+
 def pixels_of(
     given: Image.Image, channels: int, size: int | tuple[int, int] | None = None
 ) -> Pixels:
     """The pixels [H, W, channels] of a Pillow image; `read` does the same for a file."""
     from PIL import Image, ImageOps
+    from PIL.ExifTags import Base
 
-    upright = ImageOps.exif_transpose(given)
-    image = upright.convert("L" if channels == 1 else "RGB")
+    is_upright = given.getexif().get(Base.Orientation, 1) == 1
+    upright = given if is_upright else ImageOps.exif_transpose(given)
+    mode = "L" if channels == 1 else "RGB"
+    image = upright if upright.mode == mode else upright.convert(mode)
     height, width = (size, size) if isinstance(size, int) else size or image.size[::-1]
     if image.size != (width, height):
         image = image.resize((width, height), Image.Resampling.BILINEAR)

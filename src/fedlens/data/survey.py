@@ -24,7 +24,7 @@ from fedlens.data.layouts import (
     refuse_strangers,
     without_images,
 )
-from fedlens.data.pictures import glance
+from fedlens.data.pictures import MEGAPIXELS, glance
 from fedlens.data.places import Counted
 
 SIDES = (28, 32, 64, 96, 128, 224)  # sizes that images are resized to, in pixels
@@ -119,10 +119,16 @@ class Survey:
         return 1 if all(one.gray for one in self.seen) else 3
 
 
-def survey(folder: Path, layout: Reading | None = None, watch: Counted | None = None) -> Survey:
+def survey(
+    folder: Path,
+    layout: Reading | None = None,
+    watch: Counted | None = None,
+    megapixels: float = MEGAPIXELS,
+) -> Survey:
     """Examine every image below a folder. With two levels of folders, the outer ones are sites.
 
-    `watch` is called with the number of images examined and the total.
+    Images of more than `megapixels` count as broken. `watch` is called with the number of images
+    examined and the total.
     """
     if not folder.is_dir():
         kind = folder.suffix.lstrip(".")
@@ -149,10 +155,9 @@ def survey(folder: Path, layout: Reading | None = None, watch: Counted | None = 
     def look(one: Placed) -> Seen | str:
         file = folder / one.file
         try:
-            size, colours = glance(file)
+            size, gray = glance(file, megapixels)
         except ValueError as error:
             return str(error)
-        gray = all((colours[..., 0] == colours[..., i]).all() for i in (1, 2))
         return Seen(*one, size, gray, hashlib.sha256(file.read_bytes()).hexdigest())
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlens.data.layouts import images as images_below
-from fedlens.data.pictures import read
+from fedlens.data.pictures import MEGAPIXELS, read
 from fedlens.experiment import Experiment
 from fedlens.models.weights import not_finite
 from fedlens.reading import reading
@@ -180,6 +180,8 @@ def _preprocessing(about: Mapping[str, Any]) -> Preprocessing:
     mean, std = (tuple(map(float, about[name])) for name in ("mean", "std"))
     if min(channels, height, width) < 1 or not len(mean) == len(std) == channels:
         raise ValueError("its images have no size, or a mean and std of other channels")
+    if channels * height * width > MEGAPIXELS * 1e6:
+        raise ValueError(f"its images are {channels}×{height}×{width}")
     return Preprocessing((channels, height, width), mean, std)
 
 

@@ -29,6 +29,7 @@ from fedlens.runs.run import reopen, start
 from fedlens.setup import Setup
 from fedlens.setup.algorithm import check_schedules, make_algorithm
 from fedlens.setup.data import ClientTests, load_dataset
+from fedlens.setup.devices import own_threads
 from fedlens.setup.network import make_network
 
 SITES = "sites.json"  # in the run folder: what the sites hold, as they reported it
@@ -147,6 +148,7 @@ def make_setup(
         federation=_federation(dataset, held),
         client_tests=None if tested is None else ClientTests("train", tested),
         parts={"test": dataset.test} if "test" in experiment.evaluate.on else {},
+        threads=own_threads(),
         engine=engine,
         knows_labels=held[0].label_counts is not None,
     )

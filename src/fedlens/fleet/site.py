@@ -35,6 +35,7 @@ from fedlens.reporting.cohorts import DRAW
 from fedlens.runs.settings import torch_settings
 from fedlens.setup.algorithm import make_algorithm
 from fedlens.setup.data import held_out
+from fedlens.setup.devices import own_threads
 from fedlens.setup.network import make_network
 from fedlens.trees import map_tensors, moved
 
@@ -127,7 +128,7 @@ class Site:
         work = payload.work_alone(plan, several, facts, memory)
         sent: Tree = {}
         kept = False
-        with torch_settings(task.experiment, self.device):
+        with torch_settings(task.experiment, self.device, task.threads):
             parts = list(task.engine.map(program, moved(shared, self.device), work))
         for row, part in enumerate(map_tensors(parts, lambda t: t.cpu())):
             tree = payload.sent(part)
@@ -287,10 +288,12 @@ class Task:
         examples = self.examples.to(self.device)
         if self.device.type == "cuda":
             return Stacked(self.network, examples)
-        fast = self.experiment.engine == "processes"
-        if fast:
-            torch.set_num_threads(1)  # like a worker process, for bit-identical results
-        return Sequential(self.network, examples, fast)
+        return Sequential(self.network, examples, fast=self.experiment.engine == "processes")
+
+    @property
+    def threads(self) -> int:
+        """One where a worker process has one, for bit-identical results."""
+        return 1 if self.experiment.engine == "processes" else own_threads()
 
     def as_ordered(self, tensors: Tree) -> Tree:
         """Return the server's tensors; raise Refused if the model is not of this experiment."""

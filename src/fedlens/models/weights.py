@@ -221,8 +221,6 @@ def _fetched(address: str, most: int) -> Path:
         try:
             with replacing(place) as file:
                 _download(address, file, most)
-        except ConnectionError:
-            raise
         except OSError as error:
             raise ValueError(
                 f"{place.parent} cannot be written ({error.strerror}): set XDG_CACHE_HOME to a "
@@ -249,8 +247,7 @@ def _download(address: str, file: BinaryIO, most: int) -> None:
         if isinstance(error, urllib.error.HTTPError):
             error.close()
         reason = getattr(error, "reason", None) or str(error) or type(error).__name__
-        wrong = isinstance(error, urllib.error.HTTPError) and error.code < 500
-        raise (ValueError if wrong else ConnectionError)(
+        raise ValueError(
             f"{address} cannot be fetched ({reason}): try again, or give the path of a copy"
         ) from error
 

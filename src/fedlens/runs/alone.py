@@ -58,7 +58,7 @@ def by_client(setup: Setup, final: State, twin: Twin | None, watch: Watch | None
     if not (evaluate.fine_tune or evaluate.local_only):
         return ByClient(federated, centralised=central)
     plain = plain_training(setup)
-    with torch_settings(plain.experiment, plain.device):
+    with torch_settings(plain.experiment, plain.device, plain.threads):
         try:
             if evaluate.fine_tune:  # with the last values of schedules: it continues the run
                 program = plain.program_of(plain.experiment.rounds - 1)

@@ -133,7 +133,7 @@ def bench(
 
     setup = build(experiment(work, engine, device, precision))
     try:
-        with torch_settings(setup.experiment, setup.device):
+        with torch_settings(setup.experiment, setup.device, setup.threads):
             say("measuring the machine's limit")
             limit = _limit(setup)
             count_them = partial(_operations, work)

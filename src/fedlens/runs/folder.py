@@ -32,10 +32,11 @@ from fedlens.run_files import (
     is_run,
     parse_records,
     read_state_index,
-    read_summary,
     saved_rounds,
     state_files,
+    strangers,
     to_json,
+    whole_summary,
 )
 from fedlens.runs.checkpoint import describe, from_bytes, restore, to_bytes
 
@@ -185,7 +186,7 @@ class RunFolder:
 
     def summary(self, num_rounds: int) -> dict[str, Any]:
         """The summary if it covers this many rounds, else {}: a killed run's covers fewer."""
-        summary = read_summary(self.path)
+        summary = whole_summary(self.path)
         if summary.get("rounds") != num_rounds:
             return {}
         demand_fields(summary, {"seconds": dict}, self.path / SUMMARY, RERUN)
@@ -332,7 +333,7 @@ def new_folder(path: Path, fill: Callable[[Path], None], overwrite: bool) -> Fol
         _empty(made)  # left by a process that was killed here
         fill(made)
         check_free(path, overwrite)  # another process may have been faster
-        if path.exists():
+        if path.exists() and any(path.iterdir()):
             with FolderLock(path):
                 shutil.rmtree(path)
         made.replace(path)
@@ -361,7 +362,7 @@ def _not_writable(path: Path, error: OSError) -> ValueError:
 def check_free(
     path: Path, overwrite: bool, remedy: str = "choose another, or set overwrite=True"
 ) -> None:
-    """Raise if a path exists, unless it is an old run that may be overwritten."""
+    """Raise if a path exists, unless it is empty, or an old run that may be overwritten."""
     if not path.exists():
         above = next((one for one in path.absolute().parents if one.exists()), path.absolute())
         if not above.is_dir():
@@ -371,8 +372,11 @@ def check_free(
     if not (is_run(path) or is_empty):
         refused = "is not a run, so it is not overwritten" if overwrite else "exists and is no run"
         raise ValueError(f"{path} {refused}: choose another")
-    if not overwrite:
+    if not overwrite and not is_empty:
         raise ValueError(f"{path} exists: {remedy}")
+    if others := strangers(path):
+        named = ", ".join([*others[:3], *["..."] * (len(others) > 3)])
+        raise ValueError(f"{path} has files that no run wrote ({named}): move them elsewhere first")
     if path.name in ("", ".."):  # the new folder is made beside it
         raise ValueError(f"{path} is the folder you are in, or above it: write its name instead")
 

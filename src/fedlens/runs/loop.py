@@ -50,7 +50,7 @@ def run_to_end(runs: Sequence[ActiveRun], keep_states: bool = True) -> list[Resu
     try:
         for run in runs:
             run.announce()
-        with torch_settings(setup.experiment, setup.device):
+        with torch_settings(setup.experiment, setup.device, setup.threads):
             while unfinished:
                 training = [run for run in unfinished if run.has_rounds_to_start]
                 if training:

@@ -12,6 +12,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedlens.engines.processes import num_cores
 from fedlens.experiment import Experiment, Named
 from fedlens.names import own_names
 from fedlens.reading import Fields, demand_fields, expanded
@@ -29,7 +31,7 @@ from fedlens.schedules import looked_at, value_at
 from fedlens.setup import Setup
 from fedlens.version import __version__
 
-SAID = ("fedlens", "revision", "python", "torch", "numpy", "device")
+SAID = ("fedlens", "revision", "python", "torch", "numpy", "device", "threads")
 """Entries that may differ when a run is resumed; a warning says that results may then differ."""
 
 MAY_MOVE = {
@@ -56,11 +58,11 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "platform": platform.platform(),
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
         "engine": setup.engine.name,
         "precision": setup.experiment.precision,
         "at_once": setup.engine.clients_at_once,
         "seed": setup.experiment.seed,
+        "resumed": [],
         "data": setup.dataset.digest,
         "test_data": setup.dataset.test_digest,
         "partition": partition_hash(setup),
@@ -171,7 +173,33 @@ def machine(setup: Setup) -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "device": ", ".join(_name(setup, device) for device in setup.devices),
+        "threads": setup.threads,
     }
+
+
+def with_its_threads(setup: Setup, before: Mapping[str, Any], folder: Path) -> Setup:
+    """The setup of a resumed run with the threads that it began with: others round differently.
+
+    It has no more than there are cores: they would wait for each other.
+    """
+    given = demand_fields({"threads": 1, **before}, {"threads": int}, folder / MANIFEST, RERUN)
+    return replace(setup, threads=max(min(given["threads"], num_cores()), 1))
+
+
+def going_on(before: Mapping[str, Any], setup: Setup, done: int, folder: Path) -> dict[str, Any]:
+    """The manifest of a run that is resumed after `done` rounds.
+
+    Its `resumed` lists the versions and the machine that trained later rounds, from each round
+    after which they changed.
+    """
+    file, now = folder / MANIFEST, machine(setup)
+    listed = demand_fields({"resumed": [], **before}, {"resumed": list}, file, RERUN)["resumed"]
+    known = [demand_fields(one, {"after_round": int}, file, RERUN) for one in listed]
+    resumed = [one for one in known if one["after_round"] < done]
+    latest = resumed[-1] if resumed else before
+    if {key: latest.get(key) for key in now} != now:
+        resumed.append({"after_round": done, **now})
+    return {**before, "resumed": resumed}
 
 
 def _images(setup: Setup) -> dict[str, Any]:

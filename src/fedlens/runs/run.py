@@ -31,9 +31,16 @@ from fedlens.runs.alone import by_client, check_clients_are_tested
 from fedlens.runs.beforehand import say_beforehand
 from fedlens.runs.chosen_metrics import chosen, try_out
 from fedlens.runs.evaluate import Twin
-from fedlens.runs.folder import Records, RunFolder, check_free, readable_json
+from fedlens.runs.folder import Checkpoint, Records, RunFolder, check_free, readable_json
 from fedlens.runs.loop import run_to_end
-from fedlens.runs.manifest import check_settings, check_there, check_unchanged, manifest
+from fedlens.runs.manifest import (
+    check_settings,
+    check_there,
+    check_unchanged,
+    going_on,
+    manifest,
+    with_its_threads,
+)
 from fedlens.runs.progress import decoding, shown
 from fedlens.runs.progress import rounds as in_rounds
 from fedlens.runs.result import Result
@@ -182,6 +189,7 @@ def new_run(experiment: Experiment, setup: Setup, out: Path, overwrite: bool) ->
 def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> ActiveRun:
     """A run at its last checkpoint; `setup` is built from the run's own experiment."""
     path, before = folder.path, read_manifest(folder.path)
+    setup = with_its_threads(setup, before, path)
     check_unchanged(path, setup, before)
     twin = _twin(setup, watch)
     state = begin(setup.network, setup.program, setup.federation, setup.device)
@@ -190,17 +198,14 @@ def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> Activ
         if read_status(path) in OVER:
             raise ValueError(f"{path} is over and kept no checkpoint: run it again from the start")
         logger.warning("%s has no checkpoint: its rounds are run from the first one on", path)
-        file = folder.records_after()
-        return ActiveRun(
-            setup, state, folder=folder, file=file, twin=twin, watch=watch, by_client=by_client
-        )
+        saved = Checkpoint(state, [], b"", None)
     if _shapes(saved.state) != _shapes(state):
         raise ValueError(f"{path} was run with another model: put the old one back")
-    rounds = setup.experiment.rounds
-    if saved.state.round > rounds:
-        raise ValueError(f"{path} has {saved.state.round} rounds already: {rounds} are too few")
+    done, rounds = saved.state.round, setup.experiment.rounds
+    if done > rounds:
+        raise ValueError(f"{path} has {done} rounds already: {rounds} are too few")
     file = folder.records_after(saved.content)
-    return ActiveRun(
+    active = ActiveRun(
         setup,
         saved.state,
         folder=folder,
@@ -211,6 +216,9 @@ def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> Activ
         watch=watch,
         by_client=by_client,
     )
+    if active.has_rounds_to_start and (now := going_on(before, setup, done, path)) != before:
+        folder.write_json(MANIFEST, now)
+    return active
 
 
 def _twin(setup: Setup, watch: Watch | None) -> Twin | None:

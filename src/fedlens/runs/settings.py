@@ -14,7 +14,9 @@ CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS is deterministic only if this is se
 
 
 @contextlib.contextmanager
-def torch_settings(experiment: Experiment, device: torch.device) -> Iterator[None]:
+def torch_settings(
+    experiment: Experiment, device: torch.device, num_threads: int = 1
+) -> Iterator[None]:
     """Set precision, threads and determinism for an experiment, and restore them afterwards."""
     precision = torch.get_float32_matmul_precision()
     convolutions = torch.backends.cudnn.allow_tf32
@@ -22,8 +24,8 @@ def torch_settings(experiment: Experiment, device: torch.device) -> Iterator[Non
     tf32, threads = experiment.precision == "tf32", torch.get_num_threads()
     workspace = os.environ.get(CUBLAS)
     try:
-        if device.type == "cuda":  # beside a GPU, the CPU has only small operations,
-            torch.set_num_threads(1)  # for which waking threads costs more than the work
+        # Beside a GPU, the CPU has only small operations: waking threads costs more than the work.
+        torch.set_num_threads(1 if device.type == "cuda" else num_threads)
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
         if experiment.deterministic:

@@ -34,7 +34,12 @@ from fedlens.run_files import (
     state_files,
 )
 from fedlens.runs.folder import RunFolder
-from fedlens.runs.manifest import check_settings, check_unchanged, typed_functions
+from fedlens.runs.manifest import (
+    check_settings,
+    check_unchanged,
+    typed_functions,
+    with_its_threads,
+)
 from fedlens.runs.point_actor import (
     Changed,
     Event,
@@ -190,12 +195,14 @@ def _opened(point: Point) -> RunFolder:
     check_asked(point.setup)
     if point.begun is None:
         assert point.folder is not None
-        return new_run(point.experiment, point.setup, point.folder, point.overwrite)
+        setup = replace(point.setup, threads=1)  # as actors have
+        return new_run(point.experiment, setup, point.folder, point.overwrite)
     folder = RunFolder.open(point.begun)
     try:
         before = read_manifest(folder.path)
         check_settings(folder.path, point.experiment, before)
-        check_unchanged(folder.path, point.setup, before)
+        setup = with_its_threads(point.setup, before, folder.path)
+        check_unchanged(folder.path, setup, before)
     except BaseException:
         folder.close()
         raise

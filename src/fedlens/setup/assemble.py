@@ -32,7 +32,7 @@ from fedlens.setup.data import (
     split_examples,
     with_validation,
 )
-from fedlens.setup.devices import devices_of, precision_of
+from fedlens.setup.devices import devices_of, own_threads, precision_of
 from fedlens.setup.engine import engine_of
 from fedlens.setup.loss import try_loss
 from fedlens.setup.memory import demand_memory
@@ -54,6 +54,7 @@ class Setup:
     client_tests: ClientTests | None
     parts: dict[str, Examples]  # what the server's model is evaluated on, by name
     engine: Engine
+    threads: int  # of this process, on the CPU
     clock: Clock | None = None  # with devices, faults and the rules for waiting
     knows_labels: bool = True  # whether the server knows which labels clients hold
 
@@ -166,6 +167,7 @@ def build(
             [*asked.values()],
             on_disk(dataset, experiment.dataset, data),
         ),
+        threads=own_threads() if beside is None else beside.threads,
         clock=make_clock(experiment, network, program, federation) if clocked else None,
     )
 

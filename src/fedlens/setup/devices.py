@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
 import torch
@@ -30,6 +31,15 @@ def precision_of(
     if devices:
         return "bf16" if all_have_bf16() else "fp32"
     return "bf16" if device.type == "cuda" and has_bf16(device) else "fp32"
+
+
+def own_threads() -> int:
+    """The threads of a new run in this process: those of OMP_NUM_THREADS, otherwise one.
+
+    Threads of one operation wait for each other, which takes many times as long as the operation
+    if other programs run. Their number also decides how results are rounded.
+    """
+    return torch.get_num_threads() if os.environ.get("OMP_NUM_THREADS") else 1
 
 
 def devices_of(experiment: Experiment) -> tuple[torch.device, list[torch.device]]:
