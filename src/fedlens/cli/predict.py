@@ -31,6 +31,8 @@ def predict_command(
     """Classify images with the model of a run; prints csv or JSON."""
     from fedlens.deploy.classifier import image_files, load
     from fedlens.reading import printable
+    from fedlens.report.cautions import weak_classes
+    from fedlens.run_files import EVALUATION, read_json
     from fedlens.runs import progress
 
     classifier, paths = load(run, best=best), image_files(images)
@@ -60,6 +62,9 @@ def predict_command(
             cells = [cell for name, share in answer.classes for cell in (name, f"{share:.6f}")]
             writer.writerow([answer.path, *cells])
     sys.stdout.flush()
+    weak = None if best else weak_classes(read_json(run / EVALUATION) or {}, classifier.classes)
+    if weak is not None:
+        print(f"fedlens: {printable(weak.text)}", file=sys.stderr)
     if broken:
         for line in broken[:-1]:
             print(f"fedlens: {printable(line)}", file=sys.stderr)
