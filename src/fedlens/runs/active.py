@@ -18,7 +18,7 @@ from fedlens.runs.evaluate import ByClient, Details, Evaluation, Twin
 from fedlens.runs.folder import Mark, Records, RunFolder
 from fedlens.runs.measures import OF_MODEL, PARTS, measure_name
 from fedlens.runs.records import is_number
-from fedlens.runs.result import Result
+from fedlens.runs.result import Result, by_name
 from fedlens.runs.stopping import Stopping
 from fedlens.runs.summary import Record, gains, stopped_round, summary
 from fedlens.runs.watching import Watch, within_of
@@ -60,6 +60,7 @@ class ActiveRun:
         diverged = not math.isfinite(float(sums_of_models([state]))) or _has_diverged(self.records)
         self.status = "diverged" if diverged else "running"
         self.reason = ""  # why it stopped early, if it did
+        self.client_accuracy: dict[str, float] = {}  # of the final model
         self.closer: dict[str, Any] = {}  # further entries of the summary, of the final model
         self.start_time = self.record_time = self.told_time = time.perf_counter()
         self.client_time = self.start_time  # when the client that trains began
@@ -199,6 +200,8 @@ class ActiveRun:
             self.folder.remove_states()
 
     def _write_details(self, details: Details) -> None:
+        names = self.setup.federation.described().names
+        self.client_accuracy = by_name(details.plain().get("client_accuracy"), names)
         if self.folder is not None:
             self.folder.write(EVALUATION, to_json(details.plain()) + "\n")
 
@@ -278,7 +281,8 @@ class ActiveRun:
     @property
     def result(self) -> Result:
         folder = self.folder.path if self.folder else None
-        return Result(self.status, self.records, self.summary, self.model, folder, self._whole.best)
+        best, clients = self._whole.best, self.client_accuracy
+        return Result(self.status, self.records, self.summary, self.model, folder, best, clients)
 
 
 def unsound_losses(records: list[Record]) -> list[str]:
