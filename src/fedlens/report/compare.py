@@ -264,7 +264,7 @@ def _pictures(found: Sequence[Task], part: str, score: Score) -> Iterator[Block]
         lines = [line for line in _difference_lines(task, score.metric) if line.x]
         if lines and not many:
             yield Curves(
-                title=f"Difference to {_reference(task).name}{of}",
+                title=f"Difference to {_reference(task).name} in points{of}",
                 name=f"difference{of}",
                 caption=f"Accuracy minus that of {_reference(task).name} with the same seed, round "
                 "by round, in points. Bands are 95% confidence intervals of the mean.",

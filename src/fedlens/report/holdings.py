@@ -33,7 +33,7 @@ MANY = 60  # more clients or classes than this have no room for a bubble or a na
 FEW = MANY // 3  # up to this many clients or classes have a row or a line each
 EMD = "0: clients have classes in the same shares; 2: no class in common"
 UNLIKE = 0.5  # from this EMD on, many clients are ordered by their main class
-FEW_MARKS = 4  # values that a client's row of intervals has at most
+FEW_MARKS = 8  # values that a client's row of intervals has at most
 MOST_PICTURES = 4  # of partitions, or of confusion matrices, on one page
 
 
@@ -148,7 +148,7 @@ def class_blocks(groups: Sequence[Group]) -> Iterator[Block]:
             title="Recall by class",
             caption=f"{caption} Lines are 95% intervals (Wilson's).",
             rows=sized,
-            series=[_marks("recall", recalls[0], shown[0][1].sum(1).tolist())],
+            series=[_marks("recall", recalls[0], sizes.tolist())],
             x_label="recall",
             percent=True,
         )
@@ -361,7 +361,7 @@ def _class_sizes(one: Group) -> Array:  # [L]
 
 def _confusion(one: Group) -> Array | None:  # [L, L + 1]
     sound = _confusions(one)
-    if not sound or len({matrix.shape for matrix in sound}) > 1:
+    if not sound or len({one.shape for one in sound}) > 1:
         return None
     total: Array = np.sum(sound, axis=0)
     return total

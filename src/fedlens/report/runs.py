@@ -171,7 +171,7 @@ def caution_block(runs: Sequence[Run]) -> Iterator[Table]:
             f"promises: by more than {100 * FAR:.0f} points, and more than few images explain.",
             header=["run", "what accuracy hides"],
             rows=rows,
-            folded=len(rows) > MANY,
+            folded=len(runs) > MANY,
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedlens.core import Tree
+from fedlens.names import BY_CLIENT
 from fedlens.reporting.cohorts import BelowQuorum
 from fedlens.rounds import RoundInput, State
 from fedlens.run_files import CLIENTS, EVALUATION, LARGEST_LOSS, OVER, SUMMARY, to_json
@@ -25,6 +26,7 @@ from fedlens.runs.watching import Watch, within_of
 from fedlens.setup import Setup
 from fedlens.work import Work
 
+FEW_CLIENTS = 20  # up to this many, the records have the accuracy of each
 TOLD_SECONDS = 1.0  # minimum between two progress reports within a round
 
 
@@ -127,6 +129,9 @@ class ActiveRun:
         elif self.is_evaluated(state) or self.stopping.reason:
             measured, details = evaluation.read(self.twin)
             record |= measured
+            shares = details.plain().get(BY_CLIENT, ())
+            if 0 < len(shares) <= FEW_CLIENTS:
+                record[BY_CLIENT] = [x if math.isfinite(x) else None for x in shares]
             if self.stopping.judge(record) and experiment.evaluate.best:
                 best = self._model_of(state)
             self._end_if_told()
@@ -201,7 +206,7 @@ class ActiveRun:
 
     def _write_details(self, details: Details) -> None:
         names = self.setup.federation.described().names
-        self.client_accuracy = by_name(details.plain().get("client_accuracy"), names)
+        self.client_accuracy = by_name(details.plain().get(BY_CLIENT), names)
         if self.folder is not None:
             self.folder.write(EVALUATION, to_json(details.plain()) + "\n")
 

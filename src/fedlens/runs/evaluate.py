@@ -15,7 +15,6 @@ from fedlens.engines import Engine
 from fedlens.engines.graphs import aside
 from fedlens.experiment import Experiment
 from fedlens.federation import Examples, Holdings
-from fedlens.names import BY_CLIENT
 from fedlens.pieces.losses import Loss
 from fedlens.rounds import State
 from fedlens.runs.bootstrap import FEWEST, Interval, bootstrap
@@ -28,7 +27,6 @@ from fedlens.trees import HostCopy
 
 T = TypeVar("T")
 
-FEW_CLIENTS = 20  # up to this many, the records have the accuracy of each
 BATCH, PIXELS = 250, 2**21  # maximum images and pixels of a batch: CPU caches hold it
 GPU_BATCH, GPU_PIXELS = 4000, 2**23  # on a GPU: fewer kernel launches
 
@@ -173,10 +171,10 @@ class Evaluation:
             found |= {f"client_accuracy_{name}": ends for name, ends in over.items()}
         return found
 
-    def read(self, twin: Twin | None) -> tuple[dict[str, Any], Details]:
+    def read(self, twin: Twin | None) -> tuple[dict[str, float], Details]:
         """The measures, by their names in `measures`, and the details. Waits for the evaluation."""
         tallies, chosen_ones, correct = (self._counts or self.begin()).read()
-        found: dict[str, Any] = {}
+        found: dict[str, float] = {}
         for part, tally in tallies.items():
             measured = metrics(tally) | from_counts(self.metrics, tally.confusion.cpu())
             if part in chosen_ones:
@@ -200,8 +198,6 @@ class Evaluation:
                 by_client = accuracy_by_client(correct, held)
             tested = held.sizes
             found |= {f"client_accuracy_{key}": value for key, value in spread(by_client).items()}
-            if len(by_client) <= FEW_CLIENTS:
-                found[BY_CLIENT] = by_client.tolist()
         confusion = tallies[primary].confusion if primary else None
         bins = chosen_ones[primary].reliability if primary in chosen_ones else None
         return found, Details(primary, confusion, by_client, tested, bins)
