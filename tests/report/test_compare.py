@@ -354,7 +354,7 @@ def test_columns_stand_below_each_other_in_any_script():
 
 def test_the_table_and_the_verdict_have_one_sign(variants):
     told_of = told(variants({"fedavg": [0.70, 0.71, 0.72], "fedprox": [0.73, 0.745, 0.75]}))
-    (rows,) = [block.rows for block in _differences(told_of, "accuracy")]
+    (rows,) = [block.rows for block in _differences(told_of)]
     assert list(rows[0][:2]) == ["fedprox", "fedavg"]
     assert list(rows[0][2:4]) == ["3.17", "2.45 to 3.88"]
     assert "by 3.17 points" in told_of[0].words()

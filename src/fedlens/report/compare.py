@@ -112,9 +112,9 @@ def compare(
     blocks = [
         *_left_out(left_out),
         *([Text(title="Not equally long", paragraphs=[unequal])] if unequal else ()),
-        *_picture_of_differences(paired, score),
+        *_picture_of_differences(paired),
         _results(found, paired, score),
-        *(_differences(paired, score) if len(paired) > 1 else ()),  # the summary has a single one
+        *(_differences(paired) if len(paired) > 1 else ()),  # the summary has a single one
         *caution_block(finished),
         *_pictures(found, part, score),
         *_to_target(found, score, target),
@@ -123,7 +123,7 @@ def compare(
     ]
     folder = Path(out) if out is not None else common_folder(runs) / "comparison"
     variants = list(dict.fromkeys(group.name for task in found for group in task.variants))
-    summary = summed_up(found, paired, score)
+    summary = summed_up(found, paired)
     headline = "\n".join([summary, *caution_words(finished)])
     page = render_page(f"{' or '.join(variants)}?", headline, blocks, folder, watch, artists)
     verdicts = [pair.words() for pair in paired]
@@ -144,14 +144,16 @@ def _check_same_tests(task: Task) -> None:
             )
 
 
-def summed_up(found: Sequence[Task], paired: Sequence[Pair], score: Score) -> str:
+def summed_up(found: Sequence[Task], paired: Sequence[Pair]) -> str:
     if len(paired) == 1:
         return paired[0].words()
     num_runs = sum(len(group.runs) for task in found for group in task.variants)
     tested = [pair.p for pair in paired if pair.p is not None]
     sure = sum(p < SURE for p in tested)
     over = f" on {len(found)} tasks" if len(found) > 1 else ""
-    told = f"{sure} of {len(tested)} tested differences of {score.words} can be told from chance"
+    told = (
+        f"{sure} of {len(tested)} tested differences of {paired[0].measure} can be told from chance"
+    )
     return f"{num_runs} runs{over}: {told}."
 
 
@@ -168,7 +170,7 @@ def _unfinished(runs: Sequence[Run]) -> str:
     return " did not finish: " + ", ".join(f"{run.name} ({run.status})" for run in runs)
 
 
-def _picture_of_differences(paired: Sequence[Pair], score: Score) -> Iterator[Intervals]:
+def _picture_of_differences(paired: Sequence[Pair]) -> Iterator[Intervals]:
     """How far one variant is ahead of another, pair by pair; not significant ones are grey."""
     told = [(pair, *pair.ahead()) for pair in paired if pair.difference and pair.difference.n > 1]
     if not told:
@@ -183,7 +185,7 @@ def _picture_of_differences(paired: Sequence[Pair], score: Score) -> Iterator[In
     yield Intervals(
         title="How far is one ahead of another?",
         name="ahead",
-        caption=f"Differences of {score.words} in percentage points, paired by seed: the mean, "
+        caption=f"Differences of {paired[0].measure} in percentage points, paired by seed: the mean, "
         "and its 95% confidence interval. What cannot be said to be better is grey.",
         rows=rows,
         series=[Marks("difference", means, lows, highs)],
@@ -228,12 +230,12 @@ def _results(found: Sequence[Task], paired: Sequence[Pair], score: Score) -> Tab
     )
 
 
-def _differences(paired: Sequence[Pair], score: Score) -> Iterator[Table]:
+def _differences(paired: Sequence[Pair]) -> Iterator[Table]:
     header, rows = pair_rows(paired)
     many = f" p-values, not intervals, are corrected for {len(paired)} comparisons (Holm)."
     yield Table(
         title="Paired differences",
-        caption=f"The first minus the second, in percentage points of {score.words}, over the "
+        caption=f"The first minus the second, in percentage points of {paired[0].measure}, over the "
         "n seeds that both were run with; intervals and two-sided p-values are Student's. What can "
         f"be said to be better stands out.{many if len(paired) > 1 else ''}",
         header=header,
