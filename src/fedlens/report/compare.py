@@ -185,8 +185,8 @@ def _picture_of_differences(paired: Sequence[Pair]) -> Iterator[Intervals]:
     yield Intervals(
         title="How far is one ahead of another?",
         name="ahead",
-        caption=f"Differences of {paired[0].measure} in percentage points, paired by seed: the mean, "
-        "and its 95% confidence interval. What cannot be said to be better is grey.",
+        caption=f"Differences of {paired[0].measure} in points, paired by seed: the mean, and "
+        "its 95% confidence interval. What cannot be said to be better is grey.",
         rows=rows,
         series=[Marks("difference", means, lows, highs)],
         x_label="points of accuracy",
@@ -235,8 +235,8 @@ def _differences(paired: Sequence[Pair]) -> Iterator[Table]:
     many = f" p-values, not intervals, are corrected for {len(paired)} comparisons (Holm)."
     yield Table(
         title="Paired differences",
-        caption=f"The first minus the second, in percentage points of {paired[0].measure}, over the "
-        "n seeds that both were run with; intervals and two-sided p-values are Student's. What can "
+        caption=f"The first minus the second, in points of {paired[0].measure}, over the n "
+        "seeds that both were run with; intervals and two-sided p-values are Student's. What can "
         f"be said to be better stands out.{many if len(paired) > 1 else ''}",
         header=header,
         rows=rows,
