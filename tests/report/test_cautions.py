@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedlens.report.blocks import Curves
 from fedlens.report.cautions import cautions
 from fedlens.report.curves import curve_blocks
 from fedlens.report.groups import group
@@ -117,6 +118,7 @@ def test_each_of_a_few_named_clients_has_its_line(recorded: Record) -> None:
         for n, one in enumerate(shares, 1)
     ]
     (curves,) = client_blocks(group(read_all([judged(recorded("a", lines))])))
+    assert isinstance(curves, Curves)
     assert [(line.name, list(line.y)) for line in curves.lines] == [
         ("north", [0.1, 0.3]),
         ("south", [0.2, 0.4]),
@@ -127,4 +129,5 @@ def test_each_of_a_few_named_clients_has_its_line(recorded: Record) -> None:
 def test_accuracy_stands_beside_that_of_chance(recorded: Record) -> None:
     run = judged(recorded("a", rounds(0.6, 0.7, 0.8)))
     curves, *_ = curve_blocks(group(read_all([run])), "test")
+    assert isinstance(curves, Curves)
     assert list(curves.levels) == [("chance", 0.5)]

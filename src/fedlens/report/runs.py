@@ -163,7 +163,8 @@ def caution_words(runs: Sequence[Run]) -> list[str]:
 
 def caution_block(runs: Sequence[Run]) -> Iterator[Table]:
     """What the accuracies of several runs hide; the headline of a single run says it."""
-    rows = [[run.name, one.text] for run in runs for one in cautions(run)]
+    told = {run.name: " ".join(one.text for one in cautions(run)) for run in runs}
+    rows = [[name, text] for name, text in told.items() if text]
     if rows and len(runs) > 1:
         yield Table(
             title="Look closer",
@@ -171,7 +172,7 @@ def caution_block(runs: Sequence[Run]) -> Iterator[Table]:
             f"promises: by more than {100 * FAR:.0f} points, and more than few images explain.",
             header=["run", "what accuracy hides"],
             rows=rows,
-            folded=len(runs) > MANY,
+            folded=len(rows) > MANY,
         )
 
 
