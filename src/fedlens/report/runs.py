@@ -187,35 +187,35 @@ def _between(run: Run, part: str) -> str:
 def _ends(groups: Sequence[Group], part: str) -> Iterator[Intervals]:
     """Final accuracies: of repeats the mean ± std, of a single run the interval of its test."""
     metric = f"{part}_accuracy"
-    finals = [(one, one.finals(metric)) for one in groups]
-    if len(groups) < 2 or not any(values for _, values in finals):
+    scored = [one for one in groups if one.finals(metric)]
+    if len(groups) < 2 or not scored:
         return
-    means, lows, highs = list[float | None](), list[float | None](), list[float | None]()
-    for one, values in finals:
-        mean = fmean(values) if values else None
-        ends = final_interval(one.runs[0], part) if len(values) == 1 else None
-        if mean is not None and len(values) > 1:
-            ends = mean - stdev(values), mean + stdev(values)
-        means.append(mean)
-        lows.append(ends and ends[0])
-        highs.append(ends and ends[1])
+    values, lows, highs = zip(*(_around(one, part) for one in groups), strict=True)
     notes = [f"Accuracy on the {PART_NAMES[part]} examples at the end of each run."]
-    if any(len(values) > 1 for _, values in finals):
+    if any(len(one.finals(metric)) > 1 for one in scored):
         notes.append("Of several seeds: the mean ± one standard deviation.")
-    if any(end is not None and len(values) == 1
-           for end, (_, values) in zip(lows, finals, strict=True)):  # fmt: skip
+    if any(len(one.finals(metric)) == 1 and final_interval(one.runs[0], part) for one in scored):
         notes.append("Of one seed: its 95% interval (Wilson's) on this test set alone.")
-    told = different_data([run for one, values in finals if values for run in one.runs])
+    told = different_data([run for one in scored for run in one.runs])
     yield Intervals(
         title=f"Final {PART_NAMES[part]} accuracy",
         name="final_accuracy",
         caption=" ".join([*notes, *([f"{told}."] if told else [])]),
         rows=[one.name for one in groups],
-        series=[Marks("accuracy", means, lows, highs)],
+        series=[Marks("accuracy", values, lows, highs)],
         x_label=f"final {PART_NAMES[part]} accuracy",
         percent=True,
         dots=len(groups) <= MANY,
     )
+
+
+def _around(one: Group, part: str) -> tuple[float | None, float | None, float | None]:
+    """The final accuracy of a group, and the ends of what is drawn around it."""
+    values = one.finals(f"{part}_accuracy")
+    if len(values) > 1:
+        mean, std = fmean(values), stdev(values)
+        return mean, mean - std, mean + std
+    return values[0] if values else None, *(final_interval(one.runs[0], part) or (None, None))
 
 
 def _facts_of(run: Run) -> Facts:
