@@ -67,4 +67,4 @@ format: install
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

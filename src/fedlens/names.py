@@ -253,10 +253,13 @@ OUTCOMES = (
 )
 """The possible outcomes for a client that is asked to train. `surplus`: enough were faster."""
 
+BY_CLIENT = "client_accuracy"
+"""The accuracies of all clients, in the records of runs with few."""
+
 OF_ROUND = (
     *("round", "seconds", "evaluation_seconds", "train_loss", "examples"),
     *("batches", "batches_total", "clients", "bytes_up", "bytes_down"),
-    *("lr", "clock", "failed", "attempts", "staleness", "workers_lost"),
+    *(BY_CLIENT, "lr", "clock", "failed", "attempts", "staleness", "workers_lost"),
 )
 """The fields of a record besides measures of the model and of the algorithm, and besides scheduled
 numbers, whose names are their keys, with a dot (`server.lr`)."""

@@ -68,6 +68,20 @@ def test_predict_names_classes_with_probabilities(trained, here, fedlens):
     assert sum(each["probability"] for each in answer["classes"]) == pytest.approx(1)
 
 
+def test_who_uses_a_model_is_told_of_its_weak_classes(trained, here, fedlens):
+    run = here / "run"
+    shutil.copytree(trained.run, run)
+    about = json.loads((run / "evaluation.json").read_text())
+    about["confusion"] = [[50, 0, 0, 0], [0, 50, 0, 0], [40, 0, 10, 0]]
+    (run / "evaluation.json").write_text(json.dumps(about))
+    weak = "It is weak at trouser (recall 20.0%"
+    ended = fedlens("predict", run, trained.images / "west", "--quiet")
+    assert ended.status == 0 and ended.err.startswith(f"fedlens: {weak}")
+    fedlens("export", run, "--out", "m.safetensors")
+    limits = (here / "m.safetensors.md").read_text().partition("## Limits")[2]
+    assert weak in limits
+
+
 @pytest.mark.parametrize("number", ["nan", "inf"])
 def test_a_model_with_a_number_that_is_not_finite_is_not_used(trained, here, fedlens, number):
     """Not even without a checksum, as of a run of an earlier version."""

@@ -110,6 +110,16 @@ def test_a_click_on_a_name_switches_its_line_off_and_on(page: Page) -> None:
     assert page.run(f"{name}.getAttribute('aria-pressed')") == "true"
 
 
+def test_a_hidden_line_under_the_pointer_fades_no_other(page: Page) -> None:
+    name = f"{FIRST}.querySelector('.legend button')"
+    page.run(f"{name}.focus()")
+    page.run(f"{name}.click()")
+    assert page.run(f"{name}.getAttribute('aria-pressed')") == "false"
+    assert page.run(f"{FIRST}.querySelectorAll('.plot .faint').length") == 0
+    page.run(f"{name}.click()")  # as it was, for the next test
+    page.run(f"{name}.blur()")
+
+
 def test_dragging_zooms_and_a_double_click_goes_back(page: Page) -> None:
     whole, place = ticks(page), box(page)
     middle, y = place["x"] + place["width"] / 2, place["y"] + place["height"] / 2

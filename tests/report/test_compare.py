@@ -9,7 +9,7 @@ import pytest
 
 import fedlens as fl
 from fedlens.report.compare import _differences, _results, compare
-from fedlens.report.pairs import Pair, pairs, ranks, tasks
+from fedlens.report.pairs import Pair, Score, pairs, ranks, tasks
 from fedlens.report.tables import table
 from fedlens.runs.records import read_all
 
@@ -21,7 +21,8 @@ COMMAND_LINE = pytest.mark.filterwarnings("ignore:'click.utils:DeprecationWarnin
 
 def told(folders: list[Path], by: tuple[str, ...] = ()) -> list[Pair]:
     """The pairs of runs, without a page."""
-    return pairs(tasks(read_all(folders), by), "test_accuracy")
+    runs = read_all(folders)
+    return pairs(tasks(runs, by), Score.of(runs, "test", None))
 
 
 def sheet(page: Path, name: str) -> list[dict[str, str]]:
@@ -38,7 +39,7 @@ def test_a_difference_that_is_no_chance_is_said_with_its_numbers(variants):
     # t = 19 with 2 degrees of freedom
     assert pair.p == pytest.approx(0.002759, abs=1e-6)
     assert found.verdicts == [
-        "fedprox is better than fedavg, by 3.17 points of test accuracy "
+        "fedprox is better than fedavg, by 3.17 points of final test accuracy "
         "(95% confidence interval 2.45 to 3.88 points, p = 0.003, n = 3)."
     ]
     assert found.page.name == "report.html" and found.page.parent.name == "comparison"
@@ -47,34 +48,55 @@ def test_a_difference_that_is_no_chance_is_said_with_its_numbers(variants):
     assert rows[1]["final test accuracy"] == "74.2% ± 1.0%" and rows[1]["seeds"] == "3"
 
 
+def test_runs_are_compared_over_their_last_evaluations(recorded, quick_pages):
+    """Where the last alone would say that one is better, and its rounds before say nothing."""
+    folders = []
+    for seed in range(3):
+        for algorithm, last in (("fedavg", 0.5), ("fedprox", 0.6 + seed / 1000)):
+            values = [0.5 + 0.1 * ((n + seed) % 3 - 1) * (algorithm != "fedavg") for n in range(9)]
+            lines = [{"round": n, "test_accuracy": x} for n, x in enumerate([0.9, *values, last])]
+            folders.append(recorded(f"{algorithm}-{seed}", lines))
+            (folders[-1] / "experiment.toml").write_text(
+                f'dataset = "digits"\nmodel = "mlp"\nrounds = 10\nseed = {seed}\n'
+                f'[[algorithm]]\nname = "{algorithm}"\n'
+            )
+    found, ended = compare(folders), compare(folders, last=1)
+    (pair,), (at_end,) = found.pairs, ended.pairs
+    assert at_end.is_sure and at_end.measure == "final test accuracy"
+    assert not pair.is_sure and pair.measure == "mean test accuracy of the last 2 evaluations"
+    assert pair.measure in found.verdicts[0]
+    with pytest.raises(ValueError, match="last is 11: choose 1 to 10"):
+        compare(folders, last=11)
+
+
 def test_a_difference_that_may_be_chance_is_called_that(variants):
     (pair,) = told(variants({"fedavg": [0.7, 0.6, 0.8], "fedprox": [0.6, 0.8, 0.71]}))
-    said = pair.words("test accuracy")
+    said = pair.words()
     assert said.startswith("It cannot be said that fedprox is better than fedavg")
     assert "may be chance" in said and "n = 3" in said
 
 
 def test_one_pair_proves_nothing(variants):
     (pair,) = told(variants({"fedavg": [0.7], "fedprox": [0.8]}))
-    assert pair.words("test accuracy") == (
-        "fedprox came out 10.00 points of test accuracy above fedavg with seed 0. One pair of runs "
-        "may differ by chance (n = 1): run both with more seeds."
+    assert pair.words() == (
+        "fedprox came out 10.00 points of final test accuracy above fedavg with seed 0. One pair "
+        "of runs may differ by chance (n = 1): run both with more seeds."
     )
     (pair,) = told(variants({"fedavg": [0.7], "fedprox": [0.7]}, "equal"))
-    assert "came out with the same F1 as" in pair.words("F1")
+    assert "came out with the same final test accuracy as" in pair.words()
 
 
 def test_runs_without_a_common_seed_are_not_paired(variants):
     folders = variants({"fedavg": [0.7, 0.7], "fedprox": [0.8, 0.8, 0.8]})
     (pair,) = told([*folders[:2], folders[4]])
     assert pair.difference is None and pair.p is None
-    assert "share no seed, so their runs are not paired" in pair.words("test accuracy")
-    assert "run both with the same seeds" in pair.words("test accuracy")
+    assert "share no seed, so their runs are not paired" in pair.words()
+    assert "run both with the same seeds" in pair.words()
 
 
 def test_differences_without_spread_are_not_tested(variants):
     (pair,) = told(variants({"fedavg": [0.5, 0.25], "fedprox": [0.75, 0.5]}))
-    assert "always 25.00 points of F1 above fedavg (n = 2)" in pair.words("F1")
+    assert "always 25.00 points of final test accuracy above fedavg (n = 2)" in pair.words()
 
 
 def test_the_price_of_a_target_is_told(variants):
@@ -238,6 +260,11 @@ def test_experiment_files_are_run_with_the_same_seeds_and_compared(tmp_path, fed
     assert "n = 2" in done.out and (tmp_path / "out" / "report.html").is_file()
     runs = sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir())
     assert runs == ["figures", "heavy-0", "heavy-1", "plain-0", "plain-1"]
+    longer = fedlens(*words[:3], "rounds=3", "local.lr=0.3", *words[3:5], "--out", tmp_path / "3")
+    assert longer.status == 0 and "round 12/12" in longer.err, longer.err
+    for name in ("plain-0", "heavy-1"):
+        experiment = fl.Experiment.read(tmp_path / "3" / name / "experiment.toml")
+        assert (experiment.rounds, experiment.local.lr) == (3, 0.3)
     written = (tmp_path / "out" / "plain-0" / "rounds.jsonl").stat().st_mtime_ns
     assert fedlens(*words, "-q").out == done.out  # what is finished is kept
     assert (tmp_path / "out" / "plain-0" / "rounds.jsonl").stat().st_mtime_ns == written
@@ -254,6 +281,9 @@ def test_mistakes_in_what_is_to_be_compared_are_told_before_anything_runs(
         ((file, folder), "name experiment files or run folders, not both"),
         ((folder, "--seeds", 3), "--seeds 3 is for experiment files"),
         ((file, folder, "--target", 80), "--target is 80: choose a share above 0, up to 1"),
+        ((folder, "rounds=3"), "rounds=3 is for experiment files"),
+        ((file, "ronds=3"), "did you mean 'rounds'?"),
+        ((file, "seed=3"), "choose --seeds"),
     ):
         done = fedlens("compare", *words)
         assert (done.status, done.out, done.err.count("\n")) == (2, "", 1)
@@ -272,8 +302,9 @@ def test_accuracies_on_different_test_images_are_not_compared(variants):
 
 def test_only_what_can_be_said_to_be_better_stands_out(variants):
     def strong(finals: dict[str, list[float]]) -> frozenset[tuple[int, int]]:
-        found = tasks(read_all(variants(finals)))
-        return _results(found, pairs(found, "test_accuracy"), "test_accuracy", "accuracy").strong
+        runs = read_all(variants(finals))
+        found, score = tasks(runs), Score.of(runs, "test", None)
+        return _results(found, pairs(found, score), score).strong
 
     assert strong({"fedavg": [0.70, 0.71, 0.72], "fedprox": [0.73, 0.745, 0.75]}) == {(1, 1)}
     assert strong({"median": [0.7, 0.6, 0.8], "krum": [0.6, 0.8, 0.71]}) == frozenset()
@@ -285,9 +316,9 @@ def test_nothing_stands_out_where_it_was_not_compared(variants):
     alone = variants({"fedavg": [0.70, 0.71, 0.72]}, dataset="letters")
     lucky = variants({"fedavg": [0.70, 0.71, 0.72, 0.99], "fedprox": [0.73, 0.745, 0.75]}, "faces")
     for folders, expected in (([*both, *alone], {(0, 2)}), (lucky, set())):
-        found = tasks(read_all(folders))
-        paired = pairs(found, "test_accuracy")
-        assert _results(found, paired, "test_accuracy", "accuracy").strong == expected
+        runs = read_all(folders)
+        found, score = tasks(runs), Score.of(runs, "test", None)
+        assert _results(found, pairs(found, score), score).strong == expected
 
 
 @COMMAND_LINE
@@ -323,10 +354,10 @@ def test_columns_stand_below_each_other_in_any_script():
 
 def test_the_table_and_the_verdict_have_one_sign(variants):
     told_of = told(variants({"fedavg": [0.70, 0.71, 0.72], "fedprox": [0.73, 0.745, 0.75]}))
-    (rows,) = [block.rows for block in _differences(told_of, "accuracy")]
+    (rows,) = [block.rows for block in _differences(told_of)]
     assert list(rows[0][:2]) == ["fedprox", "fedavg"]
     assert list(rows[0][2:4]) == ["3.17", "2.45 to 3.88"]
-    assert "by 3.17 points" in told_of[0].words("accuracy")
+    assert "by 3.17 points" in told_of[0].words()
 
 
 def test_variants_have_the_names_they_are_given(variants, fedlens, tmp_path):
@@ -352,7 +383,7 @@ def test_names_are_given_on_the_command_line(variants, fedlens, tmp_path, monkey
     assert half.status == 2 and "has no name: write NAME=" in half.err
     assert "lacks a name" in fedlens("compare", "=x", "b=y").err
     setting = fedlens("compare", *folders, "rounds=2")
-    assert setting.status == 2 and "rounds=2 is not a file or folder: put settings" in setting.err
+    assert setting.status == 2 and "rounds=2 is for experiment files" in setting.err
     monkeypatch.chdir(folders[0].parent)
     for seed, one in enumerate(folders[:3]):
         one.rename(f"lr=1,seed={seed}")  # a sweep's folders are no names

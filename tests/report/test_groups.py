@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedlens.report import read_all, rows
-from fedlens.report.blocks import Bars, Curves, Table
+from fedlens.report.blocks import Curves, Intervals, Table
 from fedlens.report.curves import curve_blocks
 from fedlens.report.grids import Heat
 from fedlens.report.groups import curve, group, mean_and_std, means, names_by_difference
@@ -93,8 +93,8 @@ def test_an_experiment_without_an_accuracy_keeps_its_place_among_the_bars(
     """Places are colours, which are the same in the curves."""
     folders = [run_folder(f"{n}", alpha=n, rounds=2, every=n != 2) for n in (1, 2, 3)]
     (bars,) = [b for b in run_blocks(read_all(folders)) if b.slug == "final_accuracy"]
-    assert isinstance(bars, Bars) and list(bars.groups) == ["1", "2", "3"]
-    assert [height is None for height in bars.series[0].heights] == [False, True, False]
+    assert isinstance(bars, Intervals) and list(bars.rows) == ["1", "2", "3"]
+    assert [height is None for height in bars.series[0].values] == [False, True, False]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedlens.report import read_all
-from fedlens.report.blocks import Bars, Strip
+from fedlens.report.blocks import Intervals, Strip
 from fedlens.report.grids import Heat
 from fedlens.report.groups import group
 from fedlens.report.holdings import (
@@ -30,8 +30,8 @@ def detailed(folder: Path, **details: object) -> Path:
 def test_recall_and_confusion_are_those_of_the_final_model(run_folder: Make) -> None:
     folder = detailed(run_folder("a", rounds=2), confusion=[[3, 1, 0], [0, 0, 0]])
     recall, confusion = class_blocks(group(read_all([folder])))
-    assert isinstance(recall, Bars) and isinstance(confusion, Heat)
-    assert list(recall.series[0].heights) == [0.75, None]  # a class without examples has none
+    assert isinstance(recall, Intervals) and isinstance(confusion, Heat)
+    assert list(recall.series[0].values) == [0.75, None]  # a class without examples has none
     assert confusion.values == [[0.75, 0.25], [0.0, 0.0]]
     assert list(confusion.column_names) == ["0", "1"]
 
@@ -69,8 +69,8 @@ def test_classes_of_repeats_have_as_many_examples_as_one_run_was_tested_on(
         for n in (1, 2)
     ]
     recall, _ = class_blocks(group(read_all(folders)))
-    assert isinstance(recall, Bars)
-    assert list(recall.groups) == ["0 (3)", "1 (1)"]
+    assert isinstance(recall, Intervals)
+    assert list(recall.rows) == ["0 (3)", "1 (1)"]
 
 
 @pytest.mark.parametrize("damaged", [None, 3, [], [[]], [[1], [1, 2]], [["x"]], [[1.5]], [[-1]]])
@@ -102,7 +102,7 @@ def test_who_holds_what_needs_no_number_of_clients(run_folder: Make) -> None:
     partition = json.loads((folder / "partition.json").read_text())
     del partition["num_clients"]
     (folder / "partition.json").write_text(json.dumps(partition))
-    heat, _ = partition_blocks(group(read_all([folder])))
+    (heat,) = partition_blocks(group(read_all([folder])))
     assert "2 clients" in heat.caption
 
 

@@ -60,7 +60,7 @@ def test_any_part_may_be_evaluated_on():
 def test_the_spread_over_clients_is_told_where_they_hold_examples_out():
     result = fl.run(described(clients=fl.Clients(count=5, per_round=2, holdout=0.3)))
     last = result.records[-1]
-    assert last.keys() == EVALUATED | of("test") | SPREAD
+    assert last.keys() == EVALUATED | of("test") | SPREAD | {"client_accuracy"}
     low, middle, high = (last[f"client_accuracy_{key}"] for key in ("min", "median", "max"))
     assert 0 <= low <= middle <= high <= 1
     best = result.summary["best"]["client_accuracy_std"]["value"]

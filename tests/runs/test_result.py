@@ -71,6 +71,15 @@ def test_a_run_folder_is_read_as_the_result_it_was_without_its_data(tmp_path):
     assert fl.Result.read(str(tmp_path / "run")).model == {}
 
 
+def test_it_has_the_accuracy_of_each_client(tmp_path):
+    made = fl.run(described(clients=fl.Clients(count=3, holdout=0.4)), tmp_path / "run")
+    shares = json.loads((tmp_path / "run" / "evaluation.json").read_text())["client_accuracy"]
+    assert list(made.client_accuracy.values()) == shares == made.records[-1]["client_accuracy"]
+    assert list(made.client_accuracy) == ["0", "1", "2"]
+    assert fl.Result.read(tmp_path / "run").client_accuracy == made.client_accuracy
+    assert fl.run(described()).client_accuracy == {}, "none was tested"
+
+
 def test_a_folder_of_no_run_is_not_read_as_a_result(tmp_path):
     with pytest.raises(ValueError, match=r"is not a run folder: it has no experiment\.toml"):
         fl.Result.read(tmp_path)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,13 +18,19 @@ from fedlens.cli.arguments import (
     RayAddress,
     name_cluster,
     once_written,
+    one_value_each,
     print_json,
     terminal_columns,
     watching,
 )
 from fedlens.cli.report import say_passed_over
 from fedlens.cli.stopping import Stopped
+from fedlens.described import descriptions
+from fedlens.options import did_you_mean
 from fedlens.reading import printable
+
+if TYPE_CHECKING:
+    from fedlens.experiment import Experiment
 
 SEEDS = 5  # of each experiment, by default
 
@@ -33,8 +39,9 @@ def compare_command(
     what: Annotated[
         list[str],
         typer.Argument(
-            metavar="[NAME=]WHAT...",
-            help="Run folders, or a folder of them; or files to run. A name is the variant's.",
+            metavar="[NAME=]WHAT... [KEY=VALUE]...",
+            help="Run folders, or a folder of them; or files to run, and settings for all of them. "
+            "A name is the variant's.",
         ),
     ],
     by: Annotated[
@@ -44,6 +51,12 @@ def compare_command(
     target: Annotated[
         float | None,
         typer.Option(help="The accuracy that costs are measured to. [default: 90% of the best]"),
+    ] = None,
+    last: Annotated[
+        int | None,
+        typer.Option(
+            help="The last evaluations, whose mean is compared. [default: a fifth, up to 10]"
+        ),
     ] = None,
     seeds: Annotated[
         int | None, typer.Option(help=f"Runs of each experiment file. [default: {SEEDS}]")
@@ -57,6 +70,7 @@ def compare_command(
     as_json: Json = False,
 ) -> None:
     """Test whether one algorithm is better than another, by seed."""
+    from fedlens.experiment import Experiment
     from fedlens.report.artists import artists
     from fedlens.report.compare import compare
     from fedlens.report.pairs import check_target, pair_rows
@@ -64,7 +78,8 @@ def compare_command(
     from fedlens.runs import progress
 
     check_target(target, "--target")  # before any run
-    named = _named(what)
+    overrides = [word for word in what if _is_override(word)]
+    named = _named([word for word in what if word not in overrides])
     paths = [path for some in named.values() for path in some]
     variants: Mapping[str, Sequence[Path]] | list[Path] = named if "" not in named else paths
     drawn: AbstractContextManager[None] = nullcontext()
@@ -82,11 +97,15 @@ def compare_command(
         if len(files) < max(len(paths), 2):
             raise ValueError("name two experiment files or more, of different names")
         out = out or Path("runs") / "-or-".join(files)
-        runs = _run(files, SEEDS if seeds is None else seeds, out, data, ray_address, quiet)
+        with one_value_each(overrides, "fedlens sweep FILE --grid"):
+            read = {name: Experiment.read(path, overrides) for name, path in files.items()}
+        runs = _run(read, SEEDS if seeds is None else seeds, out, data, ray_address, quiet)
         variants = runs if by is None else [path for some in runs.values() for path in some]
         drawn = once_written()
     elif ray_address is not None:
         raise ValueError("--ray-address is for experiment files: run folders need no cluster")
+    elif overrides:
+        raise ValueError(f"{overrides[0]} is for experiment files: run folders have their own")
     elif seeds is not None:
         raise ValueError(f"--seeds {seeds} is for experiment files: run folders have their own")
     with (
@@ -94,7 +113,7 @@ def compare_command(
         artists() as drawing,
         watching(quiet, progress.counted, "figures") as watch,
     ):
-        found = compare(variants, by, target, out, watch, drawing)
+        found = compare(variants, by, target, last, out, watch, drawing)
     if found.left_out:
         print(f"fedlens: left out: runs that {printable(found.left_out)}", file=sys.stderr)
     if found.unequal:
@@ -106,6 +125,22 @@ def compare_command(
         print(f"{table(*pair_rows(found.pairs), terminal_columns())}\n")
     print(printable(found.summary))
     print(f"report: {printable(str(found.page))}")
+
+
+def _is_override(word: str) -> bool:
+    """Whether a word sets a key of the experiments, and names no file or folder."""
+    key, equals, value = word.partition("=")
+    if not equals or key.partition(".")[0] not in _sections():
+        return False
+    if Path(word).exists() or Path(value).exists():
+        return False
+    if key == "seed":
+        raise ValueError(f"{word}: every file is run with the same seeds: choose --seeds N")
+    return True
+
+
+def _sections() -> set[str]:
+    return {known.partition(".")[0] for known in descriptions()}
 
 
 def _named(what: list[str]) -> dict[str, list[Path]]:
@@ -123,9 +158,9 @@ def _named(what: list[str]) -> dict[str, list[Path]]:
     if "" in found and len(found) > 1:
         for name in filter(None, found):
             if not found[name][0].exists():
+                hint = did_you_mean(name, _sections())
                 raise ValueError(
-                    f"{name}={found[name][0]} is not a file or folder: put settings into the "
-                    "experiment files"
+                    f"{name}={found[name][0]} is neither a file or folder nor a setting: {hint}"
                 )
         raise ValueError(f"{found[''][0]} has no name: write NAME={found[''][0]}, or name none")
     for paths in found.values():
@@ -134,7 +169,7 @@ def _named(what: list[str]) -> dict[str, list[Path]]:
 
 
 def _run(
-    files: Mapping[str, Path],
+    experiments: Mapping[str, Experiment],
     seeds: int,
     out: Path,
     data: Path | None,
@@ -142,16 +177,14 @@ def _run(
     quiet: bool,
 ) -> dict[str, list[Path]]:
     """Run each experiment with the same seeds, or resume; return the run folders by name."""
-    from fedlens.experiment import Experiment
     from fedlens.runs import progress
     from fedlens.runs.sweep import prepare
 
     if seeds < 1:
         raise ValueError(f"--seeds is {seeds}: choose 1 or more, 5 for a clear answer")
-    read = {name: Experiment.read(path) for name, path in files.items()}
     points = {
         f"{name}-{seed}": replace(experiment, seed=seed)
-        for name, experiment in read.items()
+        for name, experiment in experiments.items()
         for seed in range(seeds)
     }
     name_cluster(ray_address, {point.engine for point in points.values()})
@@ -164,4 +197,4 @@ def _run(
             sweep.run(watch)
     except KeyboardInterrupt as error:
         raise Stopped("run the same command again to go on") from error
-    return {name: [out / f"{name}-{seed}" for seed in range(seeds)] for name in files}
+    return {name: [out / f"{name}-{seed}" for seed in range(seeds)] for name in experiments}

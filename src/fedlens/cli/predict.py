@@ -31,7 +31,9 @@ def predict_command(
     """Classify images with the model of a run; prints csv or JSON."""
     from fedlens.deploy.classifier import image_files, load
     from fedlens.reading import printable
+    from fedlens.report.cautions import weak_classes
     from fedlens.report.page import inert
+    from fedlens.run_files import EVALUATION, read_json
     from fedlens.runs import progress
 
     classifier, paths = load(run, best=best), image_files(images)
@@ -62,6 +64,9 @@ def predict_command(
             cells = [cell for pair in named for cell in pair]
             writer.writerow([answer.path, *cells])
     sys.stdout.flush()
+    weak = None if best else weak_classes(read_json(run / EVALUATION) or {}, classifier.classes)
+    if weak is not None:
+        print(f"fedlens: {printable(weak.text)}", file=sys.stderr)
     if broken:
         for line in broken[:-1]:
             print(f"fedlens: {printable(line)}", file=sys.stderr)

@@ -177,6 +177,7 @@ def finish_run(
 ) -> None:
     """Print the results of a run that is over, write its page, and exit with its status."""
     from fedlens.report import read_all, report, rows, table
+    from fedlens.report.cautions import cautions
     from fedlens.report.tables import client_header, client_rows, worth
     from fedlens.run_files import (
         MANIFEST,
@@ -190,16 +191,19 @@ def finish_run(
     from fedlens.runs.active import unsound_losses
 
     with once_written():
+        (run,) = read_all([folder])
+        told = [textwrap.fill(printable(one.text), 80) for one in cautions(run)]
         if as_json:
             print((folder / SUMMARY).read_text(encoding="utf-8"), end="", flush=True)
+            print(*told, sep="\n", end="\n" if told else "", file=sys.stderr)
         else:
-            (run,) = read_all([folder])
             print(table(*rows([run]), terminal_columns()))
             named = run.partition is not None and "client_names" in run.partition
             if named and (clients := client_rows(run)):
                 print(f"\n{table(client_header(run), clients, terminal_columns())}\n")
             for line in worth(run):
                 print(textwrap.fill(line, 80))
+            print(*told, sep="\n", end="\n" if told else "")
             if status == "finished" and run.summary.get("reason"):
                 print(f"ended:  {printable(str(run.summary['reason']))}")
             # Flushed at once, since the page takes longer than some runs.

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedlens.deploy.testing import copies_in_test
 from fedlens.reading import printable
+from fedlens.report.cautions import cautions
 from fedlens.report.numbers import NONE, format_number
 from fedlens.report.tables import client_header, client_rows
 from fedlens.runs.intervals import wilson
@@ -76,7 +77,7 @@ def card(folder: Path, file: str, kind: str, best: bool = False) -> str:
         "",
         "## Limits",
         "",
-        *_limits(run, classes),
+        *_limits(run, classes, best),
     ]
     return "\n".join(map(printable, lines)) + "\n"  # names of classes and sites are from files
 
@@ -166,9 +167,11 @@ def _measured(hits: int, count: int) -> list[str]:
     return [str(count), format_number(hits / count, True), f"{low} to {high}"]
 
 
-def _limits(run: Run, classes: Sequence[str]) -> list[str]:
+def _limits(run: Run, classes: Sequence[str], best: bool) -> list[str]:
     partition = run.partition or {}
+    of = "Of the run's last model, which this is not: " if best else ""
     lines = [
+        *(of + caution.text for caution in cautions(run)),
         "It gives every image one of its classes, also an image of something else.",
         "Its probabilities were not calibrated.",
         "It was tested on images from where the training images are from: test it on yours "

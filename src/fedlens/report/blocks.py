@@ -207,6 +207,7 @@ class Intervals(Block):
     digits: int = 1  # decimals
     zero: bool = False  # draw a line at 0, for values that are differences
     faint: frozenset[int] = frozenset()  # rows drawn in grey, as not significant
+    dots: bool = False  # row i has the colour of line i of the curves
 
     def sheet(self) -> Sheet:
         found: list[list[Cell]] = [

@@ -27,6 +27,7 @@ from fedlens.report.page import render_page
 from fedlens.report.pairs import (
     SURE,
     Pair,
+    Score,
     Task,
     by_seed,
     check_target,
@@ -36,11 +37,11 @@ from fedlens.report.pairs import (
     tasks,
     unequal_rounds,
 )
-from fedlens.report.runs import common_folder, details
+from fedlens.report.runs import caution_block, caution_words, common_folder, details
 from fedlens.report.student import estimate
 from fedlens.run_files import Folders, runs_in
 from fedlens.runs.budgets import rounds_to
-from fedlens.runs.records import PART_NAMES, Curve, Run, is_number, number, primary_part, read_all
+from fedlens.runs.records import Curve, Run, is_number, number, primary_part, read_all
 
 MOST_TASKS = 2  # with more tasks than this, each has its accuracy curves alone
 EASY = 0.9  # share of the best final accuracy that is the target if none is given
@@ -66,6 +67,7 @@ def compare(
     folders: Folders | Mapping[str, Folders],
     by: str | None = None,
     target: float | None = None,
+    last: int | None = None,
     out: str | Path | None = None,
     watch: Drawing | None = None,
     artists: Artists | None = None,
@@ -74,8 +76,9 @@ def compare(
 
     Variants differ in the settings under `by` (such as `algorithm`, or `local.lr,model`). If
     `folders` maps names to run folders, its keys are the variants instead. Runs of two variants
-    are paired by seed. The costs are those of reaching the accuracy `target`. Without `out` the
-    page goes to `comparison` in the folder that the runs have in common.
+    are paired by seed. They are compared by the mean accuracy of the `last` evaluations: see
+    `pairs.Score`. The costs are those of reaching the accuracy `target`. Without `out` the page
+    goes to `comparison` in the folder that the runs have in common.
     """
     check_target(target, "target")
     called: dict[Path, str] = {}
@@ -89,10 +92,10 @@ def compare(
     finished = [run for run in runs if run.status == "finished"]
     left_out = [run for run in runs if run.status != "finished"]
     part = primary_part(finished)
-    metric, measure = f"{part}_accuracy", f"{PART_NAMES[part]} accuracy"
-    finished = [run for run in finished if run.final(metric) is not None]
+    finished = [run for run in finished if run.final(f"{part}_accuracy") is not None]
     if not finished:
         raise ValueError(f"no run finished with an accuracy: name runs that did{_named(left_out)}")
+    score = Score.of(finished, part, last)
     keys = [key.strip() for key in by.split(",")] if by else []
     names = [called[run.folder.resolve()] for run in finished] if called else None
     found = tasks(finished, keys, names)
@@ -104,24 +107,26 @@ def compare(
     if part == "test":
         for task in found:
             _check_same_tests(task)
-    paired = pairs(found, metric)
+    paired = pairs(found, score)
     unequal = unequal_rounds(found)
     blocks = [
         *_left_out(left_out),
         *([Text(title="Not equally long", paragraphs=[unequal])] if unequal else ()),
-        *_picture_of_differences(paired, measure),
-        _results(found, paired, metric, measure),
-        *(_differences(paired, measure) if len(paired) > 1 else ()),  # the summary has a single one
-        *_pictures(found, part, metric, measure),
-        *_to_target(found, metric, measure, target),
-        *_ranks(found, metric, measure),
+        *_picture_of_differences(paired),
+        _results(found, paired, score),
+        *(_differences(paired) if len(paired) > 1 else ()),  # the summary has a single one
+        *caution_block(finished),
+        *_pictures(found, part, score),
+        *_to_target(found, score, target),
+        *_ranks(found, score),
         *details(runs),
     ]
     folder = Path(out) if out is not None else common_folder(runs) / "comparison"
     variants = list(dict.fromkeys(group.name for task in found for group in task.variants))
-    summary = summed_up(found, paired, measure)
-    page = render_page(f"{' or '.join(variants)}?", summary, blocks, folder, watch, artists)
-    verdicts = [pair.words(measure) for pair in paired]
+    summary = summed_up(found, paired)
+    headline = "\n".join([summary, *caution_words(finished)])
+    page = render_page(f"{' or '.join(variants)}?", headline, blocks, folder, watch, artists)
+    verdicts = [pair.words() for pair in paired]
     told = _unfinished(left_out).strip() if left_out else ""
     return Comparison(found, paired, verdicts, summary, page, told, unequal)
 
@@ -139,14 +144,16 @@ def _check_same_tests(task: Task) -> None:
             )
 
 
-def summed_up(found: Sequence[Task], paired: Sequence[Pair], measure: str) -> str:
+def summed_up(found: Sequence[Task], paired: Sequence[Pair]) -> str:
     if len(paired) == 1:
-        return paired[0].words(measure)
+        return paired[0].words()
     num_runs = sum(len(group.runs) for task in found for group in task.variants)
     tested = [pair.p for pair in paired if pair.p is not None]
     sure = sum(p < SURE for p in tested)
     over = f" on {len(found)} tasks" if len(found) > 1 else ""
-    told = f"{sure} of {len(tested)} tested differences can be told from chance"
+    told = (
+        f"{sure} of {len(tested)} tested differences of {paired[0].measure} can be told from chance"
+    )
     return f"{num_runs} runs{over}: {told}."
 
 
@@ -163,7 +170,7 @@ def _unfinished(runs: Sequence[Run]) -> str:
     return " did not finish: " + ", ".join(f"{run.name} ({run.status})" for run in runs)
 
 
-def _picture_of_differences(paired: Sequence[Pair], measure: str) -> Iterator[Intervals]:
+def _picture_of_differences(paired: Sequence[Pair]) -> Iterator[Intervals]:
     """How far one variant is ahead of another, pair by pair; not significant ones are grey."""
     told = [(pair, *pair.ahead()) for pair in paired if pair.difference and pair.difference.n > 1]
     if not told:
@@ -178,24 +185,24 @@ def _picture_of_differences(paired: Sequence[Pair], measure: str) -> Iterator[In
     yield Intervals(
         title="How far is one ahead of another?",
         name="ahead",
-        caption=f"Differences of final {measure} in percentage points, paired by seed: the mean, "
-        "and its 95% confidence interval. What cannot be said to be better is grey.",
+        caption=f"Differences of {paired[0].measure} in points, paired by seed: the mean, and "
+        "its 95% confidence interval. What cannot be said to be better is grey.",
         rows=rows,
         series=[Marks("difference", means, lows, highs)],
-        x_label=f"points of {measure}",
+        x_label="points of accuracy",
         digits=2,
         zero=True,
         faint=frozenset(i for i, (pair, *_) in enumerate(told) if not pair.is_sure),
     )
 
 
-def _results(found: Sequence[Task], paired: Sequence[Pair], metric: str, measure: str) -> Table:
+def _results(found: Sequence[Task], paired: Sequence[Pair], score: Score) -> Table:
     """Mean accuracies: a row for each variant; with several tasks a row for each task."""
     names = list(dict.fromkeys(group.name for task in found for group in task.variants))
     rows: list[list[Cell]] = []
     strong = set()
     for task in found:
-        finals = {group.name: group.finals(metric) for group in task.variants}
+        finals = {group.name: group.values(score) for group in task.variants}
         best = max(finals, key=lambda name: fmean(finals[name]))
         rivals = [
             pair for pair in paired if pair.task == task.name and best in (pair.one, pair.other)
@@ -210,9 +217,9 @@ def _results(found: Sequence[Task], paired: Sequence[Pair], metric: str, measure
         seeds_of = [str(len(group.runs)) for group in found[0].variants]
         rows = [[name, rows[0][1 + i], seeds_of[i]] for i, name in enumerate(names)]
         strong = {(column - 1, 1) for _, column in strong}
-        header, dots = ["variant", f"final {measure}", "seeds"], len(names)
+        header, dots = ["variant", score.words, "seeds"], len(names)
     return Table(
-        title=f"Final {measure}",
+        title=score.words.capitalize(),
         name="results",
         caption="Mean ± one standard deviation over seeds. What can be said to be better than all "
         "others stands out.",
@@ -223,13 +230,13 @@ def _results(found: Sequence[Task], paired: Sequence[Pair], metric: str, measure
     )
 
 
-def _differences(paired: Sequence[Pair], measure: str) -> Iterator[Table]:
+def _differences(paired: Sequence[Pair]) -> Iterator[Table]:
     header, rows = pair_rows(paired)
     many = f" p-values, not intervals, are corrected for {len(paired)} comparisons (Holm)."
     yield Table(
         title="Paired differences",
-        caption=f"The first minus the second, in percentage points of final {measure}, over the "
-        "n seeds that both were run with; intervals and two-sided p-values are Student's. What can "
+        caption=f"The first minus the second, in points of {paired[0].measure}, over the n "
+        "seeds that both were run with; intervals and two-sided p-values are Student's. What can "
         f"be said to be better stands out.{many if len(paired) > 1 else ''}",
         header=header,
         rows=rows,
@@ -247,8 +254,8 @@ def _without_empty(table: Table, name: str) -> Table:
     return replace(table, header=[h for h in table.header if h != name], rows=rows, strong=strong)
 
 
-def _pictures(found: Sequence[Task], part: str, metric: str, measure: str) -> Iterator[Block]:
-    """Curves of each task (accuracy alone if tasks are many), and bars of final accuracy."""
+def _pictures(found: Sequence[Task], part: str, score: Score) -> Iterator[Block]:
+    """Curves of each task (accuracy alone if tasks are many), and bars of their ends."""
     many = len(found) > MOST_TASKS
     for task in found:
         of = f": {task.name}" if task.name else ""
@@ -256,29 +263,28 @@ def _pictures(found: Sequence[Task], part: str, metric: str, measure: str) -> It
             block.retitled(f"{block.title}{of}") for block in curve_blocks(task.variants, part)
         ]
         yield from curves[:1] if many else curves
-        lines = [line for line in _difference_lines(task, metric) if line.x]
+        lines = [line for line in _difference_lines(task, score.metric) if line.x]
         if lines and not many:
             yield Curves(
-                title=f"Difference to {_reference(task).name}{of}",
+                title=f"Difference to {_reference(task).name} in points{of}",
                 name=f"difference{of}",
-                caption=f"{measure.capitalize()} minus that of {_reference(task).name} with the "
-                "same seed, round by round. Bands are 95% confidence intervals of the mean.",
+                caption=f"Accuracy minus that of {_reference(task).name} with the same seed, round "
+                "by round, in points. Bands are 95% confidence intervals of the mean.",
                 lines=lines,
-                y_label=f"difference of {measure}, in points",
-                percent=True,
+                y_label="difference of accuracy, points",
                 levels=[(_reference(task).name, 0.0)],
             )
-    yield from [_ends(found, metric, measure)] if len(found) > 1 else []
+    yield from [_ends(found, score)] if len(found) > 1 else []
 
 
-def _ends(found: Sequence[Task], metric: str, measure: str) -> Bars:
-    """Final accuracies by task, a bar for each variant."""
+def _ends(found: Sequence[Task], score: Score) -> Bars:
+    """Accuracies at the end by task, a bar for each variant."""
     names = list(dict.fromkeys(group.name for task in found for group in task.variants))
-    finals = [{group.name: group.finals(metric) for group in task.variants} for task in found]
+    finals = [{group.name: group.values(score) for group in task.variants} for task in found]
     return Bars(
-        title=f"Final {measure} by task",
+        title="Accuracy by task",
         name="final_accuracy",
-        caption=f"{measure.capitalize()} at the end; whiskers are ± one standard deviation.",
+        caption=f"{score.words.capitalize()}; whiskers are ± one standard deviation.",
         groups=[task.name for task in found],
         series=[
             Series(
@@ -288,7 +294,7 @@ def _ends(found: Sequence[Task], metric: str, measure: str) -> Bars:
             )
             for name in names
         ],
-        y_label=f"final {measure}",
+        y_label=score.words,
         percent=True,
     )
 
@@ -318,23 +324,23 @@ def _difference_lines(task: Task, metric: str) -> Iterator[Line]:
 
 
 def _minus(one: Curve, other: Curve) -> dict[int, float]:
-    """The difference `one` minus `other`, for each round that both have."""
+    """The difference `one` minus `other` in points, for each round that both have."""
     there = dict(zip(*other, strict=True))
     found = {
-        round: value - there[round] for round, value in zip(*one, strict=True) if round in there
+        round: 100 * (value - there[round])
+        for round, value in zip(*one, strict=True)
+        if round in there
     }
     return {round: value for round, value in found.items() if is_number(value)}
 
 
-def _to_target(
-    found: Sequence[Task], metric: str, measure: str, target: float | None
-) -> Iterator[Table]:
+def _to_target(found: Sequence[Task], score: Score, target: float | None) -> Iterator[Table]:
     rows: list[list[Cell]] = []
     for task in found:
-        best = max(fmean(group.finals(metric)) for group in task.variants)
+        best = max(fmean(group.values(score)) for group in task.variants)
         wanted = target if target is not None else round(EASY * best, 2)
         for group in task.variants:
-            prices = [_price(run, metric, wanted) for run in group.runs]
+            prices = [_price(run, score.metric, wanted) for run in group.runs]
             reached = [price for price in prices if price is not None]
             rounds = _spread([float(rounds) for rounds, _ in reached])
             megabytes = _spread([spent / 1e6 for _, spent in reached])
@@ -342,10 +348,10 @@ def _to_target(
             rows.append(
                 [group.name, task.name, format_number(wanted, True), share, rounds, megabytes]
             )
-    chosen = "" if target is not None else " The target is 90% of the best mean final accuracy."
+    chosen = "" if target is not None else " The target is 90% of the best mean accuracy."
     table = Table(
         title="What the target costs",
-        caption=f"Rounds, and megabytes sent up and down by all clients, until {measure} first "
+        caption=f"Rounds, and megabytes sent up and down by all clients, until accuracy first "
         f"reached the target: mean ± std over the runs that reached it.{chosen}",
         header=["variant", "task", "target", "reached it", "rounds", "MB"],
         rows=rows,
@@ -365,14 +371,14 @@ def _price(run: Run, metric: str, target: float) -> tuple[int, float] | None:
     return at, next(s for row, s in zip(run.rounds, spent, strict=True) if row["round"] == at)
 
 
-def _ranks(found: Sequence[Task], metric: str, measure: str) -> Iterator[Table]:
+def _ranks(found: Sequence[Task], score: Score) -> Iterator[Table]:
     names = list(dict.fromkeys(group.name for task in found for group in task.variants))
     whole = [task for task in found if len(task.variants) == len(names)]
     if len(whole) < 2:
         return
     table = []
     for task in whole:
-        finals = {group.name: fmean(group.finals(metric)) for group in task.variants}
+        finals = {group.name: fmean(group.values(score)) for group in task.variants}
         table.append(ranks([finals[name] for name in names]))
     means = [fmean(column) for column in zip(*table, strict=True)]
     body: list[list[Cell]] = [
@@ -380,7 +386,7 @@ def _ranks(found: Sequence[Task], metric: str, measure: str) -> Iterator[Table]:
     ]
     yield Table(
         title="Ranks over tasks",
-        caption=f"1 is the highest mean of final {measure}; equals share their places. Only tasks "
+        caption=f"1 is the highest {score.words}; equals share their places. Only tasks "
         "that every variant was run on.",
         header=["task", *names],
         rows=[*body, ["mean rank", *(f"{mean:.2f}" for mean in means)]],

@@ -65,9 +65,16 @@ def _curves(groups: Sequence[Group], measure: str, part: str) -> Iterator[Curves
         lines=off_if_many([line for line in lines if line.x]),
         y_label=f"{PART_NAMES[main]} {measure}",
         percent=percent,
+        levels=_chance(runs) if percent else (),
         log_y=not percent and min(sound) > 0 and max(sound) / min(sound) > 100,
         styles=styles,
     )
+
+
+def _chance(runs: Sequence[Run]) -> list[tuple[str, float]]:
+    """The accuracy of guessing one of the classes, if it is the same for all runs."""
+    counts = {len(c) if isinstance(c := run.manifest.get("classes"), list) else 0 for run in runs}
+    return [("chance", 1 / count) for count in counts if count] if len(counts) == 1 else []
 
 
 def measure_blocks(groups: Sequence[Group]) -> Iterator[Block]:

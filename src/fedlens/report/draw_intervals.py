@@ -48,7 +48,7 @@ def intervals(block: Intervals) -> Figure:
             axes.plot([0, 0], ends, color=SOFT, linewidth=1.2)
         for s, one in enumerate(block.series):
             at = r * step + NAMED + TALL * (s + 0.5)
-            _mark(axes, block, one, r, s, at)
+            _mark(axes, block, one, r, r if block.dots else s, at)
             write(axes, 1, at, block.format(one, r), right=8, **look)
     axes.set_ylim(step * max(len(block.rows), 1) - APART / 2, -0.06)
     axes.set_yticks([])

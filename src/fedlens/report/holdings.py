@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from fedlens.data.emd import emd, emd_per_client
+from fedlens.names import BY_CLIENT
 from fedlens.report.blocks import (
-    Bars,
     Block,
     Curves,
     Intervals,
     Line,
     Marks,
-    Series,
     Strip,
     Table,
 )
@@ -26,12 +25,15 @@ from fedlens.report.groups import Group, written
 from fedlens.report.numbers import format_number
 from fedlens.report.tables import BY_THEMSELVES, client_header, client_rows, worth
 from fedlens.runs.intervals import wilson
-from fedlens.runs.records import Run, is_number, number, settings
+from fedlens.runs.records import Run, number, settings
 
 Array = np.ndarray[Any, Any]
 
 MANY = 60  # more clients or classes than this have no room for a bubble or a name each
+FEW = MANY // 3  # up to this many clients or classes have a row or a line each
+EMD = "0: clients have classes in the same shares; 2: no class in common"
 UNLIKE = 0.5  # from this EMD on, many clients are ordered by their main class
+FEW_MARKS = 8  # values that a client's row of intervals has at most
 MOST_PICTURES = 4  # of partitions, or of confusion matrices, on one page
 
 
@@ -43,7 +45,7 @@ def partition_blocks(groups: Sequence[Group]) -> Iterator[Block]:
     found: dict[tuple[str, str], tuple[str, Run, Array]] = {}  # by data set and split
     runs = [run for one in groups for run in one.runs]
     for run, of in zip(runs, data_names(runs), strict=True):
-        counts = _matrix((run.partition or {}).get("label_counts"))
+        counts = matrix((run.partition or {}).get("label_counts"))
         if counts is not None:
             way = _dealing(run, of, len(counts))
             found.setdefault((of, str(run.manifest.get("partition"))), (way, run, counts))
@@ -55,14 +57,15 @@ def partition_blocks(groups: Sequence[Group]) -> Iterator[Block]:
         splits = sum(way == other for other, _, _ in found.values())
         more = f" The first of {splits} splits that differ in their seed." if splits > 1 else ""
         yield replace(picture, caption=picture.caption + more)
-    if found:
+    many = [one for one in found.values() if len(one[2]) > FEW]  # fewer are seen one by one
+    if many:
         yield Strip(
             title="EMD of each client",
             caption="How far each client's class shares are from everyone's: the L1 distance, 0 if "
             "they are alike, up to 2. A dot is a client; the stroke is the median.",
             groups=[
                 (_split_name(way, run, len(ways), len(found)), emd_per_client(counts).tolist())
-                for way, run, counts in found.values()
+                for way, run, counts in many
             ],
             x_label="EMD",
         )
@@ -99,7 +102,7 @@ def partition_heat(
         order = by_main_class(counts)
     shares = (counts / np.maximum(counts.sum(1, keepdims=True), 1))[order]  # [K, L]
     names = [clients[k] if clients else str(k) for k in order.tolist()]
-    across = clients is None or num_clients > MANY // 3  # a few named clients are rows instead
+    across = clients is None or num_clients > FEW  # a few named clients are rows instead
     label = "clients, ordered by their main class" if ordered else "client"
     sizes = counts.sum(1)
     least, most = sizes.min(), sizes.max()
@@ -107,7 +110,7 @@ def partition_heat(
     return Heat(
         title=title,
         caption=f"Each client's examples by class: {num_clients:,} clients of {held}, "
-        f"EMD {format_number(distance)}."
+        f"EMD {format_number(distance)} ({EMD})."
         + (" Clients are ordered by their main class." if ordered else ""),
         values=(shares.T if across else shares).tolist(),
         row_names=list(classes) if across else names,
@@ -140,14 +143,13 @@ def class_blocks(groups: Sequence[Group]) -> Iterator[Block]:
     )
     sizes = _class_sizes(shown[0][0])
     sized = [f"{name} ({n:,})" for name, n in zip(classes, sizes, strict=True)]
-    if len(shown) == 1 and len(classes) <= MANY // 3:
-        series = [Series("recall", recalls[0])]
-        yield Bars(
+    if len(shown) == 1 and len(classes) <= FEW:
+        yield Intervals(
             title="Recall by class",
-            caption=caption,
-            groups=sized,
-            series=series,
-            y_label="recall",
+            caption=f"{caption} Lines are 95% intervals (Wilson's).",
+            rows=sized,
+            series=[_marks("recall", recalls[0], sizes.tolist())],
+            x_label="recall",
             percent=True,
         )
     else:
@@ -209,7 +211,17 @@ def client_blocks(groups: Sequence[Group]) -> Iterator[Block]:
     """The spread of accuracy over clients, by round and at the end, where it was recorded."""
     lines = []
     for one in groups:
-        run = one.runs[0]
+        run, names = one.runs[0], client_names(one.runs[0])
+        if names is not None and (named := _named_lines(run, names)):
+            yield Curves(
+                title="Accuracy of each client" + (f": {one.name}" if len(groups) > 1 else ""),
+                caption="Accuracy of the one model on each client's own examples, round by round."
+                + (" Of repeats, the first run." if len(one.runs) > 1 else ""),
+                lines=named,
+                y_label="accuracy on clients' own examples",
+                percent=True,
+            )
+            continue
         if not run.has("client_accuracy_median"):
             continue
         (x, middle), (_, low), (_, high) = (
@@ -231,7 +243,7 @@ def client_blocks(groups: Sequence[Group]) -> Iterator[Block]:
             most_bands=2,  # each band is nearly as tall as the picture
         )
     yield from _client_tables(groups)
-    if len(groups) == 1 and (told := _client_intervals(groups[0].runs[0])) is not None:
+    if (told := _client_intervals(groups)) is not None:
         yield told
         return
     dots = []
@@ -242,7 +254,7 @@ def client_blocks(groups: Sequence[Group]) -> Iterator[Block]:
                 dots.append((f"{one.name}, {words}" if words else one.name, found[key]))
     if dots:
         yield Strip(
-            title="Accuracy of each client",
+            title="Accuracy of each client at the end",
             caption="Accuracy of the final model on examples of each client's own that nobody "
             "trained on. A dot is a client; the stroke is the median.",
             groups=dots,
@@ -251,35 +263,65 @@ def client_blocks(groups: Sequence[Group]) -> Iterator[Block]:
         )
 
 
-def _client_intervals(run: Run) -> Intervals | None:
-    """Accuracies of named clients with intervals, the worst first; None if unnamed or too many."""
-    names, tested = client_names(run), run.evaluation.get("client_tested")
-    accuracy = run.evaluation.get("client_accuracy")
-    if (
-        names is None
-        or not (isinstance(accuracy, list) and isinstance(tested, list))
-        or not len(accuracy) == len(tested) == len(names) <= MANY // 3
-    ):
+def _named_lines(run: Run, names: Sequence[str]) -> list[Line]:
+    """The accuracy of each client by round; none if it was not recorded, as of many clients."""
+    found = [(row["round"], row[BY_CLIENT]) for row in run.rounds if BY_CLIENT in row]
+    if not all(isinstance(one, list) and len(one) == len(names) for _, one in found):
+        return []
+    rounds = [round for round, _ in found]
+    return [
+        Line(name, rounds, [number(one[k]) for _, one in found])
+        for k, name in enumerate(names if found else ())
+    ]
+
+
+def _client_intervals(groups: Sequence[Group]) -> Intervals | None:
+    """Final accuracies of clients with intervals, the worst first; None if they are too many."""
+    runs = [one.runs[0] for one in groups]
+    tested = runs[0].evaluation.get("client_tested")
+    if not isinstance(tested, list) or not len(tested) <= FEW:
         return None
-    order = sorted(range(len(names)), key=lambda k: x if is_number(x := accuracy[k]) else 2.0)
-    series = []
-    for key, words in {"client_accuracy": "federated", **BY_THEMSELVES}.items():
-        values = run.evaluation.get(key)
-        if isinstance(values, list) and len(values) == len(names):
-            found = [(number(values[k]), number(tested[k])) for k in order]
-            ends = [wilson(x, int(n)) if x is not None and n else (None, None) for x, n in found]
-            low, high = ([one[side] for one in ends] for side in (0, 1))
-            series.append(Marks(words, [x for x, _ in found], low, high))
+    names = client_names(runs[0]) or [f"client {k}" for k in range(len(tested))]
+    columns = {}
+    for one in groups:
+        found = one.runs[0].evaluation
+        if found.get("client_tested") != tested or client_names(one.runs[0]) not in (None, names):
+            return None
+        for key, words in {"client_accuracy": "federated", **BY_THEMSELVES}.items():
+            if isinstance(values := found.get(key), list) and len(values) == len(names):
+                of_group = one.name if key == "client_accuracy" else f"{one.name}, {words}"
+                name = words if len(groups) == 1 else of_group
+                columns[name] = [number(value) for value in values]
+    if not 0 < len(columns) <= FEW_MARKS:
+        return None
+    first = next(iter(columns.values()))
+    order = sorted(range(len(names)), key=lambda k: x if (x := first[k]) is not None else 2.0)
+    sizes = [int(number(tested[k]) or 0) for k in order]
     return Intervals(
         title="Who is left behind",
-        caption="Accuracy on examples of each client's own, set apart from training, with its 95% "
-        "interval (Wilson); the client with the lowest of the federated model first. Where "
-        "intervals overlap widely, the models may be equally good.",
+        caption="Accuracy of the final model on examples of each client's own, set apart from "
+        "training, with its 95% interval (Wilson's); the worst client first. Where intervals "
+        "overlap widely, the models may be equally good.",
         rows=[names[k] for k in order],
-        series=series,
+        series=[_marks(name, [x[k] for k in order], sizes) for name, x in columns.items()],
         x_label="accuracy",
         percent=True,
     )
+
+
+def _marks(name: str, shares: Sequence[float | None], counts: Sequence[int]) -> Marks:
+    """Shares of so many examples, with their 95% intervals."""
+    ends = [wilson(x, n) if x is not None and n else (None, None)
+            for x, n in zip(shares, counts, strict=True)]  # fmt: skip
+    return Marks(name, shares, [low for low, _ in ends], [high for _, high in ends])
+
+
+def final_interval(run: Run, part: str) -> tuple[float, float] | None:
+    """The 95% interval of a run's final accuracy, on the images that it was tested on."""
+    confusion, accuracy = matrix(run.evaluation.get("confusion")), run.final(f"{part}_accuracy")
+    if confusion is None or accuracy is None or run.evaluation.get("part") != part:
+        return None
+    return wilson(accuracy, int(confusion.sum()))
 
 
 def _client_tables(groups: Sequence[Group]) -> Iterator[Table]:
@@ -305,7 +347,7 @@ def client_names(run: Run) -> list[str] | None:
 
 
 def _confusions(one: Group) -> list[Array]:  # [L, L + 1] each
-    found = [_matrix(run.evaluation.get("confusion")) for run in one.runs]
+    found = [matrix(run.evaluation.get("confusion")) for run in one.runs]
     return [m for m in found if m is not None and m.shape[1] == len(m) + 1]
 
 
@@ -319,7 +361,7 @@ def _class_sizes(one: Group) -> Array:  # [L]
 
 def _confusion(one: Group) -> Array | None:  # [L, L + 1]
     sound = _confusions(one)
-    if not sound or len({matrix.shape for matrix in sound}) > 1:
+    if not sound or len({one.shape for one in sound}) > 1:
         return None
     total: Array = np.sum(sound, axis=0)
     return total
@@ -339,7 +381,7 @@ def _classes(run: Run, num_classes: int) -> list[str]:
     return [str(label) for label in range(num_classes)]
 
 
-def _matrix(value: Any) -> Array | None:
+def matrix(value: Any) -> Array | None:
     """The value as a matrix of whole numbers, or None if it is not one."""
     if not isinstance(value, list) or not value or not all(isinstance(row, list) for row in value):
         return None

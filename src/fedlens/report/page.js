@@ -333,7 +333,8 @@
           `<path class="level" d="M${box.left},${y.at(level)}H${box.right}" style="stroke-dasharray:${LEVEL}"/>`,
         );
       }
-      const last = (line) => line.name === this.chosen; // over the others
+      this.standsOut = this.state.hidden.has(this.chosen) ? null : this.chosen;
+      const last = (line) => line.name === this.standsOut; // over the others
       for (const line of [...shown].sort((a, b) => last(a) - last(b))) parts.push(this.lineOf(line, x, y));
       parts.push("</g>");
       if (this.hover !== null) {
@@ -390,7 +391,7 @@
         const i = line.x.indexOf(this.hover);
         if (i >= 0 && points[i]) drawn += this.mark(points[i], line.place, 4.6);
       }
-      return this.chosen === null || this.chosen === line.name ? drawn : `<g class="faint">${drawn}</g>`;
+      return [null, line.name].includes(this.standsOut) ? drawn : `<g class="faint">${drawn}</g>`;
     }
 
     mark([left, top], place, size) {

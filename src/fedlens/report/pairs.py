@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from statistics import fmean
 from typing import Any
 
 from fedlens.report.groups import (
@@ -17,7 +19,7 @@ from fedlens.report.groups import (
 )
 from fedlens.report.numbers import NONE
 from fedlens.report.student import Estimate, estimate, holm
-from fedlens.runs.records import Run, settings
+from fedlens.runs.records import PART_NAMES, Run, settings
 
 SURE = 0.05  # a difference with a p-value below this is significant
 
@@ -39,6 +41,7 @@ class Pair:
     other: str
     seeds: tuple[str, ...]  # the common seeds of both
     difference: Estimate | None  # `one` minus `other`; None without a common seed
+    measure: str  # what differs: mean test accuracy of the last 3 evaluations, say
     p: float | None = None  # corrected for the number of pairs
 
     @property
@@ -55,7 +58,7 @@ class Pair:
         turned = [None if end is None else -end for end in (high, low)]
         return self.other, self.one, turned[0], turned[1]
 
-    def words(self, measure: str) -> str:
+    def words(self) -> str:
         """Whether `one` is better than `other`, in a sentence or two."""
         where = f"On {self.task}: " if self.task else ""
         if self.difference is None:
@@ -65,9 +68,9 @@ class Pair:
             )
         n, mean = self.difference.n, self.difference.mean
         first, second, low, high = self.ahead()
-        ahead = f"{points(abs(mean))} points of {measure}"
+        ahead = f"{points(abs(mean))} points of {self.measure}"
         if n == 1:
-            far = f"{ahead} above" if mean else f"with the same {measure} as"
+            far = f"{ahead} above" if mean else f"with the same {self.measure} as"
             return (
                 f"{where}{first} came out {far} {second} with seed {self.seeds[0]}. One "
                 "pair of runs may differ by chance (n = 1): run both with more seeds."
@@ -137,10 +140,48 @@ def _differ_within(flat: Sequence[dict[str, Any]], names: Sequence[str]) -> list
     return list(found)
 
 
-def pairs(all_tasks: Sequence[Task], metric: str) -> list[Pair]:
+@dataclass(frozen=True)
+class Score:
+    """By what runs are compared: the mean of their last evaluations, so not by one that is noisy.
+
+    By default these are the last fifth of the evaluations that every run has, 10 at most: late
+    enough for models that learn no more, and enough of them to average out ups and downs.
+    """
+
+    metric: str
+    last: int  # the number of evaluations
+    words: str
+
+    @classmethod
+    def of(cls, runs: Sequence[Run], part: str, last: int | None) -> Score:
+        metric = f"{part}_accuracy"
+        fewest = min(len(_values(run, metric)) for run in runs)
+        if last is not None and not 1 <= last <= max(fewest, 1):
+            raise ValueError(
+                f"last is {last}: choose 1 to {fewest}, the fewest evaluations of a run"
+            )
+        last = last or min(max(fewest // 5, 1), 10)
+        accuracy = f"{PART_NAMES[part]} accuracy"
+        words = (
+            f"mean {accuracy} of the last {last} evaluations" if last > 1 else f"final {accuracy}"
+        )
+        return cls(metric, last, words)
+
+    def __call__(self, run: Run) -> float | None:
+        values = _values(run, self.metric)[-self.last :]
+        return fmean(values) if len(values) > 1 else run.final(self.metric)
+
+
+def _values(run: Run, metric: str) -> list[float]:
+    """What was measured after training began."""
+    points = zip(*run.curve(metric), strict=True)
+    return [value for round, value in points if round and math.isfinite(value)]
+
+
+def pairs(all_tasks: Sequence[Task], score: Score) -> list[Pair]:
     """All pairs of variants of every task; p-values are corrected for their number (Holm)."""
     found = [
-        _pair(task.name, one, other, metric)
+        _pair(task.name, one, other, score)
         for task in all_tasks
         for one, other in combinations(task.variants, 2)
     ]
@@ -185,7 +226,7 @@ def pair_rows(paired: Sequence[Pair]) -> tuple[list[str], list[list[str]]]:
             cells = [first, second, ahead, interval, p, str(pair.difference.n)]
         rows.append([*cells, *([pair.task] if tasked else [])])
     p = "p (Holm)" if len(paired) > 1 else "p"  # intervals are not corrected
-    header = ["first", "second", "difference", "95% confidence interval", p, "n"]
+    header = ["first", "second", "points ahead", "95% confidence interval", p, "n"]
     return [*header, *(["task"] if tasked else [])], rows
 
 
@@ -205,15 +246,15 @@ def unequal_rounds(all_tasks: Sequence[Task]) -> str:
     return f"Runs differ in rounds, and each is compared at its own end: {'; '.join(found)}."
 
 
-def _pair(task: str, one: Group, other: Group, metric: str) -> Pair:
+def _pair(task: str, one: Group, other: Group, score: Score) -> Pair:
     differences, seeds = [], []
     for a, b in by_seed(one, other):
-        left, right = a.final(metric), b.final(metric)
+        left, right = score(a), score(b)
         if left is not None and right is not None:
             differences.append(left - right)
             seeds.append(str(seed_of(a)[0] or 0))
     difference = estimate(differences) if differences else None
-    return Pair(task, one.name, other.name, tuple(seeds), difference)
+    return Pair(task, one.name, other.name, tuple(seeds), difference, score.words)
 
 
 def _arranged(

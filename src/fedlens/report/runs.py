@@ -11,7 +11,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from fedlens.report.artists import Artists, Drawing
-from fedlens.report.blocks import Bars, Block, Curves, Facts, Series, Table, Text
+from fedlens.report.blocks import Block, Curves, Facts, Intervals, Marks, Table, Text
+from fedlens.report.cautions import FAR, cautions
 from fedlens.report.curves import cost_blocks, curve_blocks, measure_blocks
 from fedlens.report.datasets import data_names, different_data
 from fedlens.report.groups import (
@@ -24,8 +25,10 @@ from fedlens.report.groups import (
     written,
 )
 from fedlens.report.holdings import (
+    EMD,
     class_blocks,
     client_blocks,
+    final_interval,
     partition_blocks,
     reliability_blocks,
 )
@@ -68,7 +71,10 @@ def report(
 
 
 def title_of(runs: Sequence[Run]) -> str:
-    return runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared"
+    if len(runs) == 1:
+        return runs[0].name
+    alone = all(len(one.runs) == 1 for one in group(runs))
+    return f"{len(runs)} runs compared{', one seed each' if alone else ''}"
 
 
 def run_blocks(runs: Sequence[Run]) -> list[Block]:
@@ -84,8 +90,8 @@ def run_blocks(runs: Sequence[Run]) -> list[Block]:
         blocks.append(_results_of_groups(groups, part))
     else:
         blocks.append(_results([one.runs[0] for one in groups], dots=min(len(groups), MANY)))
-    blocks += [*curves[1:], *measure_blocks(groups)]
-    blocks += [*_bars(groups, part), *grid_block(group(runs), part)]
+    blocks += [*caution_block(runs), *curves[1:], *measure_blocks(groups)]
+    blocks += [*_ends(groups, part), *grid_block(group(runs), part)]
     blocks += [*cost_blocks(groups, part), *schedule_blocks(groups)]
     blocks += outcome_blocks(groups, part)
     blocks += [*client_blocks(groups), *class_blocks(groups), *reliability_blocks(groups)]
@@ -120,7 +126,11 @@ def headline(runs: Sequence[Run]) -> str:
         (_, first), others = shown[0], shown[1:]
         reached = mean_and_std(first.finals(metric), percent=True)
         over = f" (mean of {count} seeds)" if (count := len(first.finals(metric))) > 1 else ""
-        words = [f"{first.name} reached {reached} {PART_NAMES[part]} accuracy{over} {_end(first)}"]
+        between = _between(runs[0], part) if len(runs) == 1 else ""
+        words = [
+            f"{first.name} reached {reached} {PART_NAMES[part]} accuracy{over}{between} "
+            f"{_end(first)}"
+        ]
         for _, one in others:
             same = "" if _end(one) == _end(first) else f" {_end(one)}"
             words.append(f"{one.name} {mean_and_std(one.finals(metric), percent=True)}{same}")
@@ -137,44 +147,75 @@ def headline(runs: Sequence[Run]) -> str:
         sentences.append(f"{len(silent) - NAMED} more were not evaluated")
     if scored and (told := different_data(runs)):
         sentences.append(told)
-    sentences += _collapsed(runs)
-    return ". ".join(sentences) + "."
+    return "\n".join([". ".join(sentences) + ".", *caution_words(runs)])
 
 
-def _collapsed(runs: Sequence[Run]) -> list[str]:
-    """A warning about collapsed models (one class for every image); accuracy does not show it."""
-    count = sum(run.status == "finished" and run.summary.get("collapsed") is True for run in runs)
-    where = "Its" if len(runs) == 1 else f"In {count} of {len(runs)} runs the"
-    return [f"{where} model gives every image the same class"] if count else []
+def caution_words(runs: Sequence[Run]) -> list[str]:
+    """What the accuracies of runs hide, in full for a single run, else in a few words for each."""
+    found = {run.name: cautions(run) for run in runs}
+    told = {name: ", ".join(one.short for one in many) for name, many in found.items() if many}
+    if len(runs) == 1:
+        return [one.text for many in found.values() for one in many]
+    words = [f"{name} ({short})" for name, short in list(told.items())[:NAMED]]
+    more = [f"and {len(told) - NAMED} more"] if len(told) > NAMED else []
+    return [f"But look closer: {', '.join([*words, *more])}."] if told else []
 
 
-def _bars(groups: Sequence[Group], part: str) -> Iterator[Bars]:
+def caution_block(runs: Sequence[Run]) -> Iterator[Table]:
+    """What the accuracies of several runs hide; the headline of a single run says it."""
+    told = {run.name: " ".join(one.text for one in cautions(run)) for run in runs}
+    rows = [[name, text] for name, text in told.items() if text]
+    if rows and len(runs) > 1:
+        yield Table(
+            title="Look closer",
+            caption="Classes, rounds and clients that are far from what the final accuracy "
+            f"promises: by more than {100 * FAR:.0f} points, and more than few images explain.",
+            header=["run", "what accuracy hides"],
+            rows=rows,
+            folded=len(rows) > MANY,
+        )
+
+
+def _between(run: Run, part: str) -> str:
+    ends = final_interval(run, part)
+    if ends is None:
+        return ""
+    low, high = (format_number(end, True) for end in ends)
+    return f" (95% interval {low} to {high})"
+
+
+def _ends(groups: Sequence[Group], part: str) -> Iterator[Intervals]:
+    """Final accuracies: of repeats the mean ± std, of a single run the interval of its test."""
     metric = f"{part}_accuracy"
-    finals = [(one, one.finals(metric)) for one in groups]
-    if len(groups) < 2 or not any(values for _, values in finals):
+    scored = [one for one in groups if one.finals(metric)]
+    if len(groups) < 2 or not scored:
         return
-    repeated = any(len(values) > 1 for _, values in finals)
-    errors = [stdev(values) if len(values) > 1 else None for _, values in finals]
-    around = " Whiskers are ± one standard deviation over seeds." if repeated else ""
-    told = different_data([run for one, values in finals if values for run in one.runs])
-    if told:
-        around += f" {told}."
-    yield Bars(
+    values, lows, highs = zip(*(_around(one, part) for one in groups), strict=True)
+    notes = [f"Accuracy on the {PART_NAMES[part]} examples at the end of each run."]
+    if any(len(one.finals(metric)) > 1 for one in scored):
+        notes.append("Of several seeds: the mean ± one standard deviation.")
+    if any(len(one.finals(metric)) == 1 and final_interval(one.runs[0], part) for one in scored):
+        notes.append("Of one seed: its 95% interval (Wilson's) on this test set alone.")
+    told = different_data([run for one in scored for run in one.runs])
+    yield Intervals(
         title=f"Final {PART_NAMES[part]} accuracy",
         name="final_accuracy",
-        caption=f"Accuracy on the {PART_NAMES[part]} examples at the end of each run.{around}",
-        groups=[one.name for one, _ in finals],
-        series=[
-            Series(
-                "accuracy",
-                [fmean(values) if values else None for _, values in finals],
-                errors if repeated else None,
-            )
-        ],
-        y_label=f"final {PART_NAMES[part]} accuracy",
+        caption=" ".join([*notes, *([f"{told}."] if told else [])]),
+        rows=[one.name for one in groups],
+        series=[Marks("accuracy", values, lows, highs)],
+        x_label=f"final {PART_NAMES[part]} accuracy",
         percent=True,
         dots=len(groups) <= MANY,
     )
+
+
+def _around(one: Group, part: str) -> tuple[float | None, float | None, float | None]:
+    """The final accuracy of a group, and the ends of what is drawn around it."""
+    values = one.finals(f"{part}_accuracy")
+    if len(values) > 1:
+        mean, std = fmean(values), stdev(values)
+        return mean, mean - std, mean + std
+    return values[0] if values else None, *(final_interval(one.runs[0], part) or (None, None))
 
 
 def _facts_of(run: Run) -> Facts:
@@ -323,7 +364,7 @@ def _facts(run: Run) -> list[str]:
         facts.append(f"{clients} clients, {_a_round(flat.get('clients.per_round', 1.0))}")
     emd = number(run.summary.get("emd"))
     if emd is not None:
-        facts.append(f"EMD {emd:.2f}")
+        facts.append(f"EMD {emd:.2f} ({EMD})")
     twin = run.summary.get("twin")
     reached = number(twin.get("accuracy")) if isinstance(twin, dict) else None
     if reached is not None:

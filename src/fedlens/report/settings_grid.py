@@ -14,7 +14,7 @@ from fedlens.runs.records import PART_NAMES, is_number
 
 
 def grid_block(groups: Sequence[Group], part: str) -> Iterator[Heat]:
-    """The matrix, if exactly two settings differ and runs fill half of it.
+    """The matrix, if exactly two settings differ and more than half of its cells have a number.
 
     Accuracies are those of finished runs.
     """
@@ -30,7 +30,7 @@ def grid_block(groups: Sequence[Group], part: str) -> Iterator[Heat]:
         final = [run.final(f"{part}_accuracy") for run in one.runs if run.status == "finished"]
         ends.setdefault(place, []).extend(filter(is_number, final))
     found = {place: fmean(values) for place, values in ends.items() if values}
-    if len(rows) < 2 or not found or 2 * len(ends) < len(rows) * len(columns):
+    if len(rows) < 2 or 2 * len(found) <= len(rows) * len(columns):
         return
     runs = [run for one in groups for run in one.runs]
     told = different_data(runs)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedlens.core import Tree
+from fedlens.names import BY_CLIENT
 from fedlens.reporting.cohorts import BelowQuorum
 from fedlens.rounds import RoundInput, State
 from fedlens.run_files import CLIENTS, EVALUATION, LARGEST_LOSS, OVER, SUMMARY, to_json
@@ -18,13 +19,14 @@ from fedlens.runs.evaluate import ByClient, Details, Evaluation, Twin
 from fedlens.runs.folder import Mark, Records, RunFolder
 from fedlens.runs.measures import OF_MODEL, PARTS, measure_name
 from fedlens.runs.records import is_number
-from fedlens.runs.result import Result
+from fedlens.runs.result import Result, by_name
 from fedlens.runs.stopping import Stopping
 from fedlens.runs.summary import Record, gains, stopped_round, summary
 from fedlens.runs.watching import Watch, within_of
 from fedlens.setup import Setup
 from fedlens.work import Work
 
+FEW_CLIENTS = 20  # up to this many, the records have the accuracy of each
 TOLD_SECONDS = 1.0  # minimum between two progress reports within a round
 
 
@@ -60,6 +62,7 @@ class ActiveRun:
         diverged = not math.isfinite(float(sums_of_models([state]))) or _has_diverged(self.records)
         self.status = "diverged" if diverged else "running"
         self.reason = ""  # why it stopped early, if it did
+        self.client_accuracy: dict[str, float] = {}  # of the final model
         self.closer: dict[str, Any] = {}  # further entries of the summary, of the final model
         self.start_time = self.record_time = self.told_time = time.perf_counter()
         self.client_time = self.start_time  # when the client that trains began
@@ -126,6 +129,9 @@ class ActiveRun:
         elif self.is_evaluated(state) or self.stopping.reason:
             measured, details = evaluation.read(self.twin)
             record |= measured
+            shares = details.plain().get(BY_CLIENT, ())
+            if 0 < len(shares) <= FEW_CLIENTS:
+                record[BY_CLIENT] = [x if math.isfinite(x) else None for x in shares]
             if self.stopping.judge(record) and experiment.evaluate.best:
                 best = self._model_of(state)
             self._end_if_told()
@@ -199,6 +205,8 @@ class ActiveRun:
             self.folder.remove_states()
 
     def _write_details(self, details: Details) -> None:
+        names = self.setup.federation.described().names
+        self.client_accuracy = by_name(details.plain().get(BY_CLIENT), names)
         if self.folder is not None:
             self.folder.write(EVALUATION, to_json(details.plain()) + "\n")
 
@@ -278,7 +286,8 @@ class ActiveRun:
     @property
     def result(self) -> Result:
         folder = self.folder.path if self.folder else None
-        return Result(self.status, self.records, self.summary, self.model, folder, self._whole.best)
+        best, clients = self._whole.best, self.client_accuracy
+        return Result(self.status, self.records, self.summary, self.model, folder, best, clients)
 
 
 def unsound_losses(records: list[Record]) -> list[str]:

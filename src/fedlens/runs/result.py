@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import html
 import io
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.core import Tree
-from fedlens.run_files import EXPERIMENT, MANIFEST, MODEL, OVER, ROUNDS, check_run, read_records
+from fedlens.run_files import (
+    EVALUATION,
+    EXPERIMENT,
+    MANIFEST,
+    MODEL,
+    OVER,
+    PARTITION,
+    ROUNDS,
+    check_run,
+    read_json,
+    read_records,
+)
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.measures import PARTS, measure_name
 from fedlens.runs.records import is_number, summary_of
@@ -17,6 +29,14 @@ from fedlens.runs.summary import Record, final
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+def by_name(accuracy: object, names: Sequence[str] | None) -> dict[str, float]:
+    """The accuracies of clients by their names or, without names, numbers; of those tested."""
+    shares = accuracy if isinstance(accuracy, list) else []
+    called = names or range(len(shares))
+    pairs = zip(called, shares, strict=False)
+    return {str(name): share for name, share in pairs if is_number(share)}
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,6 +49,8 @@ class Result:
     model: Tree  # parameters and buffers for module.load_state_dict; {} if none is saved
     folder: Path | None
     best_model: Tree | None = None  # the best on validation, with evaluate.best
+    # The final model's accuracy on each client's own test images, by the client's name or number.
+    client_accuracy: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: str | Path) -> Result:
@@ -43,7 +65,10 @@ class Result:
         # A run that was over and was resumed still has the model of its earlier end.
         saved = summary["status"] in OVER and (run.path / MODEL).is_file()
         model, best = (run.load_model(), run.load_best()) if saved else ({}, None)
-        return cls(summary["status"], records, summary, model, run.path, best)
+        found = (read_json(run.path / EVALUATION) or {}) if saved else {}
+        names = (read_json(run.path / PARTITION) or {}).get("client_names")
+        clients = by_name(found.get("client_accuracy"), names)
+        return cls(summary["status"], records, summary, model, run.path, best, clients)
 
     @property
     def final(self) -> dict[str, float]:
