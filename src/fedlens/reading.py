@@ -162,3 +162,7 @@ def expanded(path: Place) -> Path:
         raise ValueError(
             f"{path} begins with a home that is not known here: write the whole path"
         ) from error
+
+
+def is_address(source: str) -> bool:
+    return source.startswith(("http://", "https://"))

@@ -144,11 +144,12 @@ def _run(
     """Run each experiment with the same seeds, or resume; return the run folders by name."""
     from fedlens.experiment import Experiment
     from fedlens.runs import progress
-    from fedlens.runs.sweep import prepare
 
     if seeds < 1:
         raise ValueError(f"--seeds is {seeds}: choose 1 or more, 5 for a clear answer")
     read = {name: Experiment.read(path) for name, path in files.items()}
+    from fedlens.runs.sweep import prepare  # it imports PyTorch, which mistakes need not wait for
+
     points = {
         f"{name}-{seed}": replace(experiment, seed=seed)
         for name, experiment in read.items()

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from fedlens.data import statistics
-from fedlens.engines import EngineName
 from fedlens.experiment import Experiment, expect_experiment
+from fedlens.names import EngineName
 from fedlens.rounds import State, begin
 from fedlens.run_files import (
     EXPERIMENT,
