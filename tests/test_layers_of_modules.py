@@ -12,7 +12,7 @@ import fedlens
 HOME = Path(fedlens.__file__).parent
 ROOT = Path(__file__).parents[1]
 
-LONGEST, LONGEST_ALGORITHM = 400, 150  # lines of a file
+LONGEST, LONGEST_ALGORITHM = 700, 150  # lines of a file
 
 ORDER = [
     [

@@ -189,7 +189,7 @@ def test_of_every_option_something_is_said(place):
         ("algorithm.fedprx.mu", "unknown key 'algorithm.fedprx.mu': did you mean algorithm.fedpr"),
         ("dataset.sizes", "unknown key 'dataset.sizes': did you mean dataset.size?"),
         ("dataset.xyz", "unknown key 'dataset.xyz': choose one of fashion-mnist-mini, "),
-        ("fedprox.nu", "algorithm 'fedprox' has no option 'nu': did you mean 'mu'?"),
+        ("fedprox.nu", "algorithm 'fedprox' has no option 'nu': choose one of inexactness, mu"),
         ("hsu2020/table", "unknown key 'hsu2020/table': did you mean 'hsu2020/table"),
     ],
 )

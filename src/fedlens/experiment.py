@@ -60,13 +60,16 @@ from fedlens.tables import apply_override, read_tables, to_toml
 if TYPE_CHECKING:
     from torch.nn import Module
 
+    from fedlens.algorithm import Amendment
     from fedlens.federation import Dataset
 else:
+    Amendment = Elsewhere("Amendment", (), {"__module__": "fedlens.algorithm"})
     Dataset = Elsewhere("Dataset", (), {"__module__": "fedlens.federation"})
     Module = Elsewhere("Module", (), {"__module__": "torch.nn"})
 
 NUM_CLIENTS = 10  # the default
 
+Algorithms = Name | Amendment | Sequence[Name | Amendment]
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp64"]
 
 
@@ -74,7 +77,8 @@ Precision = Literal["auto", "fp32", "tf32", "bf16", "fp64"]
 class Experiment:
     """Everything a run depends on. Only `dataset`, `model` and `rounds` must be given.
 
-    From Python, `dataset` may also be a `Dataset` and `model` a `torch.nn.Module`.
+    From Python, `dataset` may also be a `Dataset`, `model` a `torch.nn.Module`, and `algorithm` a
+    paper with its options, as `fedprox(mu=0.1)`, or several.
     """
 
     dataset: Given[Name | Dataset, Named | Dataset] = required()
@@ -128,7 +132,7 @@ class Experiment:
     evaluate: OrTable[Evaluate] = default(Evaluate())
     stop: Given[Stop | Table | None, Stop | None] = default(None)
     """when the run is over before its last round: see [schedules.md](schedules.md#stopping)"""
-    algorithm: Given[Name | Sequence[Name], tuple[Named, ...]] = default(())
+    algorithm: Given[Algorithms, tuple[Named, ...]] = default(())
     """what differs from FedAvg, applied in this order; a single name stands for a list of one"""
     faults: Given[Faults | Table | None, Faults | None] = default(None)
     """what clients do wrong, and how often: see [faults.md](faults.md#faults)"""
@@ -137,8 +141,11 @@ class Experiment:
     [faults.md](faults.md#reporting)"""
 
     def __post_init__(self) -> None:
-        if self.algorithm in ((), []):
-            object.__setattr__(self, "algorithm", (Named("fedavg"),))
+        given: Any = self.algorithm
+        if isinstance(given, (list, tuple, Amendment)):
+            listed = [given] if isinstance(given, Amendment) else given
+            named = tuple(map(_named, listed)) or (Named("fedavg"),)
+            object.__setattr__(self, "algorithm", named)
         if not isinstance(self.dataset, (str, Mapping, Named, Dataset)):
             raise ValueError(
                 f"dataset is a {type(self.dataset).__name__}: give a name, a table with a name, or "
@@ -269,6 +276,18 @@ def _refuse_path(name: str) -> None:
             f'dataset is {name!r}, a path: write {{ name = "{kind}", path = "{name}" }}, or let '
             "`fedlens import` look at a folder and write the experiment"
         )
+
+
+def _named(given: Any) -> Any:
+    """A paper with its options as an experiment names it; anything else as it is."""
+    if not isinstance(given, Amendment):
+        return given
+    if given.named is None or "<" in given.named.name:
+        raise ValueError(
+            f"algorithm {given.name!r} cannot be imported by a name: define it at the top of a "
+            "module, with @paper of fedlens on the line above it"
+        )
+    return given.named
 
 
 def _filled_algorithm(named: Named) -> Named:

@@ -12,22 +12,21 @@ import types
 import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, fields, is_dataclass
-from difflib import get_close_matches
 from functools import cache
 from typing import Any, NamedTuple, Union
 
 from fedlens.experiment import Experiment, as_plain
 from fedlens.names import CHOSEN_BY_NAME, KINDS, SCHEDULES
-from fedlens.options import ByName, Given, Named, did_you_mean, in_words, types_of
+from fedlens.options import ByName, Given, Named, did_you_mean, in_words, nearest, types_of
 from fedlens.schedules import may_be_scheduled
 from fedlens.signatures import words_of
 
 MOST_NAMED = 3  # suggestions in an error message
 PLACES = {"engines": "engine"} | {
     kind: place
+    for place in reversed(CHOSEN_BY_NAME)  # of several, the first
     for kind, table in KINDS.items()
-    for place in CHOSEN_BY_NAME
-    if CHOSEN_BY_NAME[place] is table
+    if table is CHOSEN_BY_NAME[place]
 }
 """A key of experiments for each kind of names, except recipes, which no experiment names."""
 
@@ -212,7 +211,7 @@ def _unknown(key: str) -> list[str]:
     ]
     sections = {name.partition(".")[0] for name in keys()}
     names = {name for table in KINDS.values() for name in table}
-    near = get_close_matches(key, {*keys(), *sections, *names}, n=1) or sections
+    near = nearest(key, {*keys(), *sections, *names}) or sections
     hint = f"did you mean {' or '.join(places)}?" if places else did_you_mean(key, near)
     raise ValueError(f"unknown key {key!r}: {hint}")
 
@@ -228,7 +227,7 @@ def _near(key: str, place: str) -> str:
     options = [*_options(table)]
     known = dict.fromkeys([*table, *options, *(one.rpartition(".")[2] for one in options)])
     # What stands before is known to be right; compared too, it would make all keys look near.
-    near = get_close_matches(key.removeprefix(begin), known, n=MOST_NAMED, cutoff=0.7)
+    near = nearest(key.removeprefix(begin), known, MOST_NAMED, cutoff=0.7)
     if near:
         return f"did you mean {' or '.join(begin + one for one in near)}?"
     return f"choose one of {', '.join(table)}"

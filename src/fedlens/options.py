@@ -170,12 +170,18 @@ def _function_named(name: str) -> str:
     return name.rpartition("/")[2].replace("-", "_")
 
 
-def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+def nearest(word: str, known: Iterable[str], n: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Up to `n` words that are as near as `cutoff`, in capitals or not; the nearest first."""
+    lowered = {one.lower(): one for one in known}
+    found = difflib.get_close_matches(word.lower(), lowered, n=n, cutoff=cutoff)
+    return [lowered[one] for one in found]
+
+
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6, n: int = 1) -> str:
     """The end of a message: 'did you mean X?' or, if none is as near as `cutoff`, all choices."""
     known = sorted(known)
-    near = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
-    if near:
-        return f"did you mean {near[0]!r}?"
+    if near := nearest(word, known, n, cutoff):
+        return f"did you mean {' or '.join(map(repr, near))}?"
     return f"choose one of {', '.join(known)}" if known else "there is none to choose from"
 
 
@@ -187,7 +193,11 @@ def find(table: Mapping[str, Callable[..., Any]], name: str, kind: str) -> Calla
         raise ValueError(f"{kind} {name} was given from Python: use fl.resume(RUN, experiment=)")
     module, colon, attribute = name.partition(":")
     if not colon:
-        raise ValueError(f"unknown {kind} {name!r}: {did_you_mean(name, table)}")
+        # What is no mistype of a name of ours may be a name of a library.
+        libraries = () if nearest(name, table, cutoff=0.85) else getattr(table, "libraries", ())
+        known = [*table, *(f"{library}:{name}" for library in libraries)]
+        hint = did_you_mean(name, known, n=1 + len(libraries))
+        raise ValueError(f"unknown {kind} {name!r}: {hint}")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # a module of the user's own may raise anything

@@ -72,16 +72,46 @@ class Augment:
                 "out, or give images as uint8"
             )
 
-    # An experiment is read without PyTorch, which these two import.
-
     def __call__(self, images: Tensor, key: Tensor) -> Tensor:
         """`images` [C, B, channels, H, W] augmented, by one key [C] for each client and step."""
-        from fedlens.augment.changes import changed
+        # Imported here, since experiments are read without PyTorch.
+        import torch
 
-        return changed(self, images, key)
+        from fedlens import keys
+        from fedlens.augment.colors import jitter
+        from fedlens.augment.crops import crop_and_flip, cut_out, resize_parts
+        from fedlens.augment.rand_augment import rand_augment
+        from fedlens.augment.warp import rotate
+
+        def rows(word: str) -> Tensor:  # [C, B]
+            """A key for each image, for the change called `word`."""
+            row = torch.arange(images.shape[1], device=images.device)
+            return keys.fold(key[:, None], keys.purpose(word), row)
+
+        if self.resized:
+            images = resize_parts(images, rows("resize"), self.resized, self.aspect)
+        if self.crop or self.flip:
+            images = crop_and_flip(images, rows("augment"), self.crop, self.flip)
+        if self.rotate:
+            images = rotate(images, rows("rotate"), self.rotate)
+        if self.brightness or self.contrast or self.saturation:
+            most = self.brightness, self.contrast, self.saturation
+            images = jitter(images, rows("color"), *most)
+        if self.rand_augment:
+            images = rand_augment(images, rows("rand_augment"), self.rand_augment, self.magnitude)
+        if self.cutout:
+            images = cut_out(images, rows("cutout"), self.cutout)
+        return images
 
     def mixture(self, key: Tensor, counts: Tensor, size: int) -> Mixture | None:
         """How batches of `size` are mixed, or None; `counts` [C] of each batch are examples."""
-        from fedlens.augment.changes import mixture_of
+        if not self.mixup:
+            return None
+        import torch
 
-        return mixture_of(self, key, counts, size)
+        from fedlens import keys
+        from fedlens.augment.mixup import mixture
+
+        row = torch.arange(size, device=key.device)
+        row_keys = keys.fold(key[:, None], keys.purpose("mixup"), row)
+        return mixture(row_keys, counts, self.mixup)

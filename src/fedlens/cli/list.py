@@ -32,7 +32,7 @@ def list_command(
     ] = None,
     long: Annotated[bool, typer.Option("--long", help="With options, and what each is.")] = False,
 ) -> None:
-    """Print the names that an experiment can use, one a line, each with what it is.
+    """Print the names that an experiment can use, and what each is.
 
     Without a kind: what can be listed.
     """

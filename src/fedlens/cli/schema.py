@@ -38,7 +38,7 @@ def explain_command(
         ),
     ],
 ) -> None:
-    """Explain a key of an experiment, or a name that `fedlens list` prints."""
+    """Explain a key of an experiment, or a name that it can use."""
     from fedlens.explained import explain
 
     for line in explain(key):
