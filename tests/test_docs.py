@@ -278,8 +278,8 @@ def test_the_meanings_documented_are_those_below_the_fields():
     """Below each field stands what its row in the docs says."""
     for key, f in keys():
         section, _, name = key.rpartition(".")
-        record = getattr(fl.Experiment.of(REQUIRED), section) if section else fl.Experiment
-        words = words_of(type(record) if section else record)[name]
+        standard = fl.Experiment.of(REQUIRED)
+        words = words_of(type(getattr(standard, section) if section else standard))[name]
         assert words == next(row[3] for row in table(EXPERIMENTS, "key") if row[0] == key), f
     for page, record in ((FAULTS, Faults), (FAULTS, Reporting), (SCHEDULES_PAGE, Stop)):
         begins = {Faults: "the chance that ", Stop: "the run is over when "}.get(record, "")

@@ -69,7 +69,6 @@ else:
 
 NUM_CLIENTS = 10  # the default
 
-Algorithms = Name | Amendment | Sequence[Name | Amendment]
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp64"]
 
 
@@ -132,7 +131,7 @@ class Experiment:
     evaluate: OrTable[Evaluate] = default(Evaluate())
     stop: Given[Stop | Table | None, Stop | None] = default(None)
     """when the run is over before its last round: see [schedules.md](schedules.md#stopping)"""
-    algorithm: Given[Algorithms, tuple[Named, ...]] = default(())
+    algorithm: Given[Name | Amendment | Sequence[Name | Amendment], tuple[Named, ...]] = default(())
     """what differs from FedAvg, applied in this order; a single name stands for a list of one"""
     faults: Given[Faults | Table | None, Faults | None] = default(None)
     """what clients do wrong, and how often: see [faults.md](faults.md#faults)"""

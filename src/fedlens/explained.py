@@ -78,7 +78,8 @@ def section_of(kind: Any) -> type | None:
         one for one in (typing.get_args(read) if is_union else [read]) if one is not type(None)
     ]
     (part, *others) = parts
-    return part if not others and is_dataclass(part) and part is not Named else None
+    is_table = not others and is_dataclass(part) and part is not Named
+    return typing.cast(type, part) if is_table else None
 
 
 def _without_marks(text: str) -> str:

@@ -13,10 +13,10 @@ from dataclasses import MISSING, fields, is_dataclass
 from inspect import Parameter
 from typing import Annotated, Any, Literal, Union
 
-from fedlens.experiment import Dataset, Experiment, Module, as_plain
+from fedlens.experiment import Experiment, as_plain
 from fedlens.explained import keys
 from fedlens.names import CHOSEN_BY_NAME
-from fedlens.options import Bounds, ByName, Given, Named, types_of
+from fedlens.options import Bounds, ByName, Elsewhere, Given, Named, types_of
 from fedlens.signatures import Foreign
 
 Schema = dict[str, Any]
@@ -83,7 +83,11 @@ def _of(kind: Any, key: str) -> Schema:
         return {"enum": list(inner)}
     if origin in (Union, types.UnionType):
         # A file cannot contain tensors, modules, data sets or None.
-        written = [one for one in inner if one not in (type(None), Module, Dataset, Foreign)]
+        written = [
+            one
+            for one in inner
+            if one not in (type(None), Foreign) and not isinstance(one, Elsewhere)
+        ]
         return _any_of([_of(one, key) for one in written])
     if origin in (tuple, list, Sequence):
         one = _of(inner[0], key)
