@@ -51,6 +51,7 @@ def _timm(architecture: str) -> Any:
         if not isinstance(error, ModuleNotFoundError):
             why, package = f" ({reason(error)})", "torchvision"
         raise ValueError(
-            f"model 'timm:{architecture}' needs timm, which cannot be imported{why}: {keeping_torch(package)}"
+            f"model 'timm:{architecture}' needs timm, which cannot be imported{why}: "
+            f"{keeping_torch(package)}"
         ) from error
     return timm
