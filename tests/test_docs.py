@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -279,7 +279,8 @@ def test_the_meanings_documented_are_those_below_the_fields():
     for key, f in keys():
         section, _, name = key.rpartition(".")
         standard = fl.Experiment.of(REQUIRED)
-        words = words_of(type(getattr(standard, section) if section else standard))[name]
+        kind: Any = type(getattr(standard, section) if section else standard)
+        words = words_of(kind)[name]
         assert words == next(row[3] for row in table(EXPERIMENTS, "key") if row[0] == key), f
     for page, record in ((FAULTS, Faults), (FAULTS, Reporting), (SCHEDULES_PAGE, Stop)):
         begins = {Faults: "the chance that ", Stop: "the run is over when "}.get(record, "")
