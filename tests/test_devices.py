@@ -10,18 +10,18 @@ import torch
 from fedlens import keys
 from fedlens.names import OUTCOMES
 from fedlens.reporting.devices import DAY, HOUR, Devices, synthetic, trace
-from fedlens.reporting.reports import Clock, Faults, Reporting
+from fedlens.reporting.reports import Clock, Faults, Reporting, drawn
 
 KEY = keys.root(0)
 
 
 def test_faults_come_as_often_as_they_should():
     chances = Faults(0.1, 0.2, 0.05, 0.02, 0.03, 0.1)
-    drawn = Counter(chances.drawn(keys.fold(KEY, torch.arange(20_000))))
+    found = Counter(drawn(chances, keys.fold(KEY, torch.arange(20_000))))
     assert OUTCOMES[4:10] == tuple(f.name for f in fields(Faults))
     for name in OUTCOMES[4:10]:
-        assert drawn[name] / 20_000 == pytest.approx(getattr(chances, name), abs=0.01)
-    assert drawn["reported"] / 20_000 == pytest.approx(0.5, abs=0.015)
+        assert found[name] / 20_000 == pytest.approx(getattr(chances, name), abs=0.01)
+    assert found["reported"] / 20_000 == pytest.approx(0.5, abs=0.015)
 
 
 def device(speeds, opens=0.0, closes=math.inf):

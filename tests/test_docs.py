@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -36,6 +36,7 @@ from fedlens.options import options_of
 from fedlens.report import report
 from fedlens.reporting.reports import Faults, Reporting
 from fedlens.setup import partition
+from fedlens.signatures import words_of
 from tests.command_line import forget_modules_of
 
 ROOT = Path(__file__).parents[1]
@@ -271,6 +272,20 @@ def test_the_defaults_documented_are_the_defaults():
         if default not in ("required", "none"):
             given = tomllib.loads(f"{key} = {default}")
             assert fl.Experiment.of(REQUIRED | given) == standard, key
+
+
+def test_the_meanings_documented_are_those_below_the_fields():
+    """Below each field stands what its row in the docs says."""
+    for key, f in keys():
+        section, _, name = key.rpartition(".")
+        standard = fl.Experiment.of(REQUIRED)
+        kind: Any = type(getattr(standard, section) if section else standard)
+        words = words_of(kind)[name]
+        assert words == next(row[3] for row in table(EXPERIMENTS, "key") if row[0] == key), f
+    for page, record in ((FAULTS, Faults), (FAULTS, Reporting), (SCHEDULES_PAGE, Stop)):
+        begins = {Faults: "the chance that ", Stop: "the run is over when "}.get(record, "")
+        for name, _, meaning in table(page, record.__name__.lower()):
+            assert words_of(record)[name] == begins + meaning
 
 
 def documented_options(page, first, column):

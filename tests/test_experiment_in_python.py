@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import fedlens as fl
+from fedlens.algorithms import fedavgm, fedprox
 from fedlens.setup import partition
 
 BASE: dict[str, Any] = {"dataset": "fashion-mnist-mini", "model": "linear", "rounds": 3}
@@ -27,6 +28,38 @@ def test_tensors_and_a_module_may_be_given_from_python():
     assert "mine" in experiment.toml()
     with pytest.raises(ValueError, match=r"was given from Python: use fl\.resume"):
         fl.Experiment.of(tomllib.loads(experiment.toml()))
+
+
+def test_images_whose_channels_are_last_are_refused_with_the_remedy():
+    labels = torch.arange(12) % 3
+    part = fl.Examples(torch.zeros(12, 8, 9, 3, dtype=torch.uint8), labels)
+    with pytest.raises(ValueError, match=r"permute\(0, 3, 1, 2\)"):
+        fl.Dataset("mine", part, part, ("a", "b", "c"))
+    part = fl.Examples(part.images.permute(0, 3, 1, 2), labels)
+    assert fl.Dataset("mine", part, part, ("a", "b", "c")).shape == (3, 8, 9)
+
+
+@fl.paper
+def scaled(base: fl.Algorithm, *, times_: float = 1.0) -> fl.Algorithm:
+    return base
+
+
+def test_an_algorithm_may_be_a_paper_with_its_options():
+    named = fl.Experiment(**BASE, algorithm=[fl.Named("fedprox", {"mu": 0.3}), "fedavgm"])
+    assert fl.Experiment(**BASE, algorithm=[fedprox(0.3), "fedavgm"]) == named
+    assert fl.Experiment(**BASE, algorithm=[fedprox(mu=0.3), fedavgm()]) == named
+    own = fl.Experiment(**BASE, algorithm=scaled(times_=2.0))
+    assert own.algorithm == (fl.Named(f"{__name__}:scaled", {"times": 2.0}),)
+    assert fl.Experiment.of(tomllib.loads(own.toml())) == own
+    with pytest.raises(ValueError, match="mu is 'x': expected a number"):
+        fl.Experiment(**BASE, algorithm=fedprox(mu="x"))
+
+    @fl.paper
+    def inside(base: fl.Algorithm) -> fl.Algorithm:
+        return base
+
+    with pytest.raises(ValueError, match="top of a module"):
+        fl.Experiment(**BASE, algorithm=inside())
 
 
 def test_records_may_be_given_as_tables_from_python():

@@ -151,7 +151,7 @@ def test_the_twin_has_as_many_examples_and_whole_passes():
         ({"epochs": {"low": 3, "high": 1}}, "let low be no more than high"),
         ({"epochs": {"lo": 3}}, "unknown key 'local.epochs.lo': did you mean 'low'?"),
         ({"epochs": {"low": 3}}, "local.epochs needs 'high': set local.epochs.high"),
-        ({"steps": 0}, "local.steps is 0: choose whole numbers of 1 or more"),
+        ({"steps": 0}, "local.steps is 0: choose 1 or more"),
         ({"steps": {"low": 1, "high": 2.5}}, "choose whole numbers of 1 or more"),
         ({"max_steps": 0}, "local.max_steps is 0: choose 1 or more"),
     ],

@@ -43,7 +43,7 @@ def test_only_keyword_parameters_are_options():
 
 
 def test_options_are_checked_and_defaults_filled_in():
-    resolved = resolve(paint, {"colour": "red", "lambda": 1, "parts": [1, 2]}, "wall")
+    resolved = resolve(options_of(paint), {"colour": "red", "lambda": 1, "parts": [1, 2]}, "wall")
     assert resolved == {
         "colour": "red",
         "coats": 2,
@@ -77,13 +77,13 @@ def test_a_function_is_called_with_options_named_as_in_a_file():
 )
 def test_a_wrong_option_is_refused_with_what_would_do(options, message):
     with pytest.raises(ValueError) as refused:
-        resolve(paint, options, "wall")
+        resolve(options_of(paint), options, "wall")
     assert str(refused.value).startswith(message)
 
 
 def test_a_function_without_options_says_so():
     with pytest.raises(ValueError, match="has no option 'depth': it takes none"):
-        resolve(lambda shape: shape, {"depth": 3}, "model 'flat'")
+        resolve({}, {"depth": 3}, "model 'flat'")
 
 
 @pytest.mark.parametrize(

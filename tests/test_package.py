@@ -82,7 +82,6 @@ def test_the_wheel_holds_all_that_the_package_reads(wheel):
     assert code <= names
     assert {
         "fedlens/py.typed",
-        *(f"fedlens/{name}.json" for name in ("described", "named", "schema")),
         "fedlens/data/files/fashion-mnist-mini.npz",
         "fedlens/data/files/LICENSE-fashion-mnist",
         *(f"fedlens/report/page.{kind}" for kind in ("html.jinja", "js", "css")),

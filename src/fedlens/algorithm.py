@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core import Memory, Number, Tree, is_on
+from fedlens.options import Named
 from fedlens.own_code import mistake_of, place_of
 from fedlens.pieces import (
     ByExamples,
@@ -120,16 +121,23 @@ class Amendment:
 
     name: str
     amend: Callable[[Algorithm], Algorithm]
+    named: Named | None = field(default=None, compare=False)  # as an experiment names it
 
 
 def paper(function: Callable[..., Algorithm]) -> Callable[..., Amendment]:
     """Make `f(base, mu=...) -> Algorithm` into `f(mu=...) -> Amendment`."""
     name = function.__name__.replace("_", "-")
-    _, *numbers = inspect.signature(function, eval_str=True).parameters.values()
+    own = f"{function.__module__}:{function.__qualname__}"
+    called = name if own.startswith("fedlens.algorithms.") else own
+    signature = inspect.signature(function, eval_str=True)
+    base, *numbers = signature.parameters.values()
 
     @functools.wraps(function)
     def bind(*args: Any, **kwargs: Any) -> Amendment:
-        return Amendment(name, lambda algorithm: function(algorithm, *args, **kwargs))
+        given = signature.bind(None, *args, **kwargs).arguments
+        options = {key.rstrip("_"): value for key, value in given.items() if key != base.name}
+        named = Named(called, options)
+        return Amendment(name, lambda algorithm: function(algorithm, *args, **kwargs), named)
 
     options = [p.replace(kind=p.KEYWORD_ONLY) for p in numbers]
     bind.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]

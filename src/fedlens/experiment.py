@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedlens import consent
 from fedlens.augment import Augment
-from fedlens.core import Number
 from fedlens.data.own_clients import own_clients, with_clients
 from fedlens.data.partitions import finds_clients, natural_column
-from fedlens.engines import EngineName
-from fedlens.federation import Dataset
-from fedlens.models.weights import is_address
 from fedlens.names import (
     ALGORITHMS,
     ANNEALS,
@@ -28,23 +22,34 @@ from fedlens.names import (
     MODELS,
     OPTIMIZERS,
     PARTITIONS,
+    EngineName,
     own_names,
 )
 from fedlens.options import (
+    ByName,
+    Elsewhere,
     Given,
     default,
-    find,
-    options_of,
     refuse_unknown,
     required,
     resolve,
 )
 from fedlens.options import Named as Named  # other modules import it from here
-from fedlens.reading import expanded
-from fedlens.reporting.reports import Faults, Reporting
+from fedlens.reading import expanded, is_address
 from fedlens.run_files import EXPERIMENT, is_run, own_code
-from fedlens.schedules import resolved, value_at
-from fedlens.sections import SCHEDULED, Name, OrTable, Table, demand, settle
+from fedlens.schedules import may_be_scheduled, resolved, value_at
+from fedlens.sections import (
+    SCHEDULED,
+    Count,
+    Faults,
+    Name,
+    OrTable,
+    Reporting,
+    Table,
+    WholeNumber,
+    demand,
+    settle,
+)
 from fedlens.sections import Between as Between
 from fedlens.sections import Clients as Clients
 from fedlens.sections import Evaluate as Evaluate
@@ -52,6 +57,16 @@ from fedlens.sections import LocalTraining as LocalTraining
 from fedlens.sections import Server as Server
 from fedlens.sections import Stop as Stop
 from fedlens.tables import apply_override, read_tables, to_toml
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from fedlens.algorithm import Amendment
+    from fedlens.federation import Dataset
+else:
+    Amendment = Elsewhere("Amendment", (), {"__module__": "fedlens.algorithm"})
+    Dataset = Elsewhere("Dataset", (), {"__module__": "fedlens.federation"})
+    Module = Elsewhere("Module", (), {"__module__": "torch.nn"})
 
 NUM_CLIENTS = 10  # the default
 
@@ -62,51 +77,81 @@ Precision = Literal["auto", "fp32", "tf32", "bf16", "fp64"]
 class Experiment:
     """Everything a run depends on. Only `dataset`, `model` and `rounds` must be given.
 
-    From Python, `dataset` may also be a `Dataset` and `model` a `torch.nn.Module`.
+    From Python, `dataset` may also be a `Dataset`, `model` a `torch.nn.Module`, and `algorithm` a
+    paper with its options, as `fedprox(mu=0.1)`, or several.
     """
 
     dataset: Given[Name | Dataset, Named | Dataset] = required()
-    model: Given[Name | nn.Module, Named | nn.Module] = required()
-    rounds: int = required()
-    seed: int = 0
+    """what is trained and tested on: see [data.md](data.md)"""
+    model: Given[Name | Module, Named | Module] = required()
+    """what is trained"""
+    rounds: Count = required()
+    """how many rounds"""
+    seed: WholeNumber = 0
+    """drives the split, the initial model, who takes part, and what each client draws"""
     engine: EngineName = "auto"
+    """how clients are run: `sequential` (one after another), `stacked` (side by side on one
+    device), `processes` (on all CPU cores, or on all GPUs; Linux), `ray` (on a
+    [cluster](cluster.md)). `auto`: `stacked` on a GPU (`sequential` for a model that branches on a
+    tensor's value); on a CPU `processes`, or `sequential` where there is one core or one client"""
     device: str = "auto"
+    """`cpu`, `cuda`, or one of several GPUs, `cuda:1`. `auto`: a GPU if torch sees one. Apple's
+    (`mps`) is refused, for it has no float64, in which updates are added up: choose `cpu`. With
+    engine `processes`, `cuda` is all GPUs: see [scaling.md](scaling.md#several-gpus)"""
     precision: Precision = "auto"
-    deterministic: bool = False  # a GPU gives the same bytes again, at some cost in speed
+    """`auto` (`bf16` where clients train on a GPU that has it, else `fp32`); `fp32`; `tf32`
+    (multiplies in TF32 on a GPU); `bf16` (keeps parameters in fp32, computes in bfloat16);
+    `fp64`"""
+    deterministic: bool = False
+    """the same bytes from every run on a GPU, at some cost in speed. On a CPU they are the same
+    anyway"""
     loss: Given[Name, Named] = default(Named("cross_entropy"))
-    normalise: Literal["dataset", "imagenet", "none"] = "dataset"  # whose mean and deviation
+    """what a client minimises for an example: see [Local training](#local-training). `test_loss` is
+    of the same loss"""
+    normalise: Literal["dataset", "imagenet", "none"] = "dataset"
+    """what images are normalised by, channel by channel. `dataset`: the mean and deviation of the
+    data set. `imagenet`: those of ImageNet, which torchvision's `weights` were trained with.
+    `none`: nothing, so that they are 0 to 1"""
     augment: OrTable[Augment] = default(Augment())
-    outputs: int | None = None  # of the model's head; without it, the number of classes
-    norm: Literal["shared", "local", "group", "frozen"] = "shared"  # how BatchNorm is treated
-    weights: str | None = None  # the path or address of the initial weights
+    outputs: Count | None = None
+    """outputs of the model's head; without it, the number of classes"""
+    norm: Literal["shared", "local", "group", "frozen"] = "shared"
+    """what becomes of normalisation layers. `shared`: they are averaged like the rest, statistics
+    included. `local`: every client keeps its own. `group`: BatchNorm is replaced by GroupNorm.
+    `frozen`: they stay as they are at the start, and BatchNorm normalises by the statistics it
+    has"""
+    weights: str | None = None
+    """the file, or the run, that the model starts from: see [Weights](#weights)"""
     weights_sha256: str | None = None
-    train_last: int | None = None  # train only this many last layers; without it, all
+    """the checksum that this file must have"""
+    train_last: Count | None = None
+    """train only this many layers, the last ones; without it, all"""
     clients: OrTable[Clients] = default(Clients())
     local: OrTable[LocalTraining] = default(LocalTraining())
     server: OrTable[Server] = default(Server())
     evaluate: OrTable[Evaluate] = default(Evaluate())
-    stop: Given[Stop | Table | None, Stop | None] = default(None)  # early stopping
-    algorithm: Given[Name | Sequence[Name], tuple[Named, ...]] = default(())
-    faults: Given[Faults | Table | None, Faults | None] = default(None)  # simulated client faults
-    reporting: Given[Reporting | Table | None, Reporting | None] = default(
-        None
-    )  # which clients a round waits for
+    stop: Given[Stop | Table | None, Stop | None] = default(None)
+    """when the run is over before its last round: see [schedules.md](schedules.md#stopping)"""
+    algorithm: Given[Name | Amendment | Sequence[Name | Amendment], tuple[Named, ...]] = default(())
+    """what differs from FedAvg, applied in this order; a single name stands for a list of one"""
+    faults: Given[Faults | Table | None, Faults | None] = default(None)
+    """what clients do wrong, and how often: see [faults.md](faults.md#faults)"""
+    reporting: Given[Reporting | Table | None, Reporting | None] = default(None)
+    """whom the server waits for, how long, and what it takes: see
+    [faults.md](faults.md#reporting)"""
 
     def __post_init__(self) -> None:
-        if self.algorithm in ((), []):
-            object.__setattr__(self, "algorithm", (Named("fedavg"),))
+        given: Any = self.algorithm
+        if isinstance(given, (list, tuple, Amendment)):
+            listed = [given] if isinstance(given, Amendment) else given
+            named = tuple(map(_named, listed)) or (Named("fedavg"),)
+            object.__setattr__(self, "algorithm", named)
         if not isinstance(self.dataset, (str, Mapping, Named, Dataset)):
             raise ValueError(
                 f"dataset is a {type(self.dataset).__name__}: give a name, a table with a name, or "
                 "a Dataset, which fl.map_style makes of those of torchvision's kind"
             )
         settle(self, "")
-        demand(self.rounds >= 1, "rounds", self.rounds, "choose 1 or more")
-        demand(self.seed >= 0, "seed", self.seed, "choose 0 or more")
-        if self.outputs is not None:
-            demand(self.outputs >= 1, "outputs", self.outputs, "choose 1 or more")
-        if self.train_last is not None:
-            demand(self.train_last >= 1, "train_last", self.train_last, "choose 1 or more")
         if self.weights_sha256 is not None:
             fits = re.fullmatch("[0-9a-f]{64}", self.weights_sha256) is not None
             demand(fits, "weights_sha256", self.weights_sha256, "give 64 digits of 0-9, a-f")
@@ -122,9 +167,9 @@ class Experiment:
     def _resolve_options(self) -> None:
         """Check every name and its options, and fill in the options' defaults."""
 
-        def filled(named: Named, table: Mapping[str, Callable[..., Any]], kind: str) -> Named:
-            function = find(table, named.name, kind)
-            return Named(named.name, resolve(function, named.options, f"{kind} {named.name!r}"))
+        def filled(named: Named, table: ByName, kind: str) -> Named:
+            known = table.options(named.name, kind)
+            return Named(named.name, resolve(known, named.options, f"{kind} {named.name!r}"))
 
         object.__setattr__(self, "loss", filled(self.loss, LOSSES, "loss"))
         if isinstance(self.dataset, Named):
@@ -245,21 +290,29 @@ def _refuse_path(name: str) -> None:
         )
 
 
+def _named(given: Any) -> Any:
+    """A paper with its options as an experiment names it; anything else as it is."""
+    if not isinstance(given, Amendment):
+        return given
+    if given.named is None or "<" in given.named.name:
+        raise ValueError(
+            f"algorithm {given.name!r} cannot be imported by a name: define it at the top of a "
+            "module, with @paper of fedlens on the line above it"
+        )
+    return given.named
+
+
 def _filled_algorithm(named: Named) -> Named:
     """The algorithm with every option checked or set to its default; numbers may be schedules."""
-    function = find(ALGORITHMS, named.name, "algorithm")
-    may_change = [
-        key
-        for key, option in options_of(function).items()
-        if option.annotation in (Number, Number | None, float, float | None)
-    ]
+    known = ALGORITHMS.options(named.name, "algorithm")
+    may_change = [key for key, option in known.items() if may_be_scheduled(option.annotation)]
     schedules = {
         key: resolved(Named.of(named.options[key], key), f"algorithm.{named.name}.{key}")
         for key in may_change
         if isinstance(named.options.get(key), (Mapping, Named))
     }
     numbers = {**named.options, **dict.fromkeys(schedules, 0.0)}
-    options = resolve(function, numbers, f"algorithm {named.name!r}")
+    options = resolve(known, numbers, f"algorithm {named.name!r}")
     return Named(named.name, options | schedules)
 
 
@@ -302,7 +355,7 @@ def as_plain(value: Any) -> Any:
         )
     if isinstance(value, Dataset):
         return f"<{value.name}: tensors given from Python>"
-    if isinstance(value, nn.Module):
+    if isinstance(value, Module):
         return f"<{type(value).__name__}: a module given from Python>"
     if is_dataclass(value):
         tables = {f.name: as_plain(getattr(value, f.name)) for f in fields(value)}

@@ -1,141 +1,234 @@
-"""Explains a key of experiments, a section, a name or an option, without PyTorch."""
+"""Keys of experiments, and what can be chosen by name, in words; nothing of it needs PyTorch.
+
+Nothing is described twice: what a key means stands below its field, and what a name and its options
+mean in the docstring of the function.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from difflib import get_close_matches
-from typing import Any
+import re
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import Any, NamedTuple, Union
 
-from fedlens.described import Choice, choices, descriptions, schema
+from fedlens.experiment import Experiment, as_plain
 from fedlens.names import CHOSEN_BY_NAME, KINDS, SCHEDULES
-from fedlens.options import did_you_mean
+from fedlens.options import ByName, Given, Named, did_you_mean, in_words, nearest, types_of
+from fedlens.schedules import may_be_scheduled
+from fedlens.signatures import words_of
 
 MOST_NAMED = 3  # suggestions in an error message
+PLACES = {"engines": "engine"} | {
+    kind: place
+    for place in reversed(CHOSEN_BY_NAME)  # of several, the first
+    for kind, table in KINDS.items()
+    if table is CHOSEN_BY_NAME[place]
+}
+"""A key of experiments for each kind of names, except recipes, which no experiment names."""
+
+
+class Key(NamedTuple):
+    """A key of experiments: what it means, and its default, or None if it must be given."""
+
+    words: str
+    default: str | None
+
+
+class Option(NamedTuple):
+    """An option of something that is chosen by name."""
+
+    words: str
+    type: str
+    default: str | None  # None: it must be given
+
+
+class Choice(NamedTuple):
+    """Something that can be chosen by name: a description of one line, and its options."""
+
+    words: str
+    options: dict[str, Option]
+
+
+@cache
+def keys() -> dict[str, Key]:
+    """Every key of an experiment, those of sections with dots; sections with a meaning too."""
+    return dict(_keys_of(Experiment, ""))
+
+
+def _keys_of(kind: type, prefix: str) -> Iterator[tuple[str, Key]]:
+    for field in fields(kind):
+        key, default = f"{prefix}{field.name}", field.default
+        if field.name in words_of(kind):
+            needed = default is MISSING
+            words = _without_marks(words_of(kind)[field.name])
+            yield key, Key(words, None if needed else _said(default))
+        if (section := section_of(types_of(kind)[field.name])) is not None:
+            yield from _keys_of(section, f"{key}.")
+
+
+def section_of(kind: Any) -> type | None:
+    """The dataclass whose fields are the keys of a table, if a field of this type is one."""
+    read = typing.get_args(kind)[-1] if typing.get_origin(kind) is Given else kind
+    is_union = typing.get_origin(read) in (Union, types.UnionType)
+    parts = [
+        one for one in (typing.get_args(read) if is_union else [read]) if one is not type(None)
+    ]
+    (part, *others) = parts
+    is_table = not others and is_dataclass(part) and part is not Named
+    return typing.cast(type, part) if is_table else None
+
+
+def _without_marks(text: str) -> str:
+    """The words of a field without Markdown: links name a page of the docs."""
+
+    def page(link: re.Match[str]) -> str:
+        name, target = link[1], link[2].partition("#")[0] or "experiments.md"
+        return f"docs/{name}" if name.endswith(".md") else f"{name} (docs/{target})"
+
+    return re.sub(r"\[([^]]*)\]\(([^)]*)\)", page, text).replace("`", "")
+
+
+def choices(table: ByName) -> dict[str, Choice]:
+    return {name: choice(table, name) for name in table}
+
+
+def choice(table: ByName, name: str) -> Choice:
+    """The description of a function and its options; numbers of algorithms may be schedules."""
+    doc, known = table.read(name)
+    options: dict[str, Option] = {}
+    for option, parameter in known.items():
+        may_change = table is KINDS["algorithms"] and may_be_scheduled(parameter.annotation)
+        options[option] = Option(
+            _about(doc, option),
+            in_words(parameter.annotation) + ", or a schedule" * may_change,
+            None if parameter.default is parameter.empty else _said(parameter.default),
+        )
+    return Choice(doc.partition("\n")[0], options)
+
+
+def _about(doc: str, option: str) -> str:
+    """What a docstring says about an option: below Args, or in the sentences that name it."""
+    listed = re.search(rf"^    {option}_?: (.*(?:\n {{8}}.*)*)", doc, re.MULTILINE)
+    if listed is not None:
+        return " ".join(listed[1].split())
+    sentences = re.split(r"(?<=\.) (?=[A-Z`])", " ".join(doc.partition("\nArgs:")[0].split()))
+    for form in (f"`{option}`", rf"\b{option}\b"):
+        if found := [one for one in sentences if re.search(form, one)]:
+            return " ".join(found)
+    return ""
+
+
+def _said(value: Any) -> str:
+    return "none" if value is None else json.dumps(as_plain(value), default=str)
+
+
+def called(name: str, choice: Choice) -> str:
+    """A name with its options and their defaults, in a line."""
+    options = [f"{option} = {one.default or '...'}" for option, one in choice.options.items()]
+    return f"{name} ({', '.join(options)})" if options else name
 
 
 def explain(key: str) -> list[str]:
     """Lines about a key (its meaning, its values, its default) or about a whole section.
 
-    `key` may also be a name, as algorithm.fedprox, or an option of it, as algorithm.fedprox.mu. For
-    an option without a name, as algorithm.mu, there are lines about all names that have it.
+    `key` may also be a name, as fedprox or algorithm.fedprox, or an option of it, as fedprox.mu.
+    For an option without a name, as algorithm.mu, there are lines about all names that have it.
     """
-    known = _keys(schema(), "")
+    known = keys()
     inside = [name for name in known if name.startswith(f"{key}.")]
-    if key not in known and not inside:
-        if (lines := _chosen(key)) is not None:
-            return lines
-        places = [name for name in known if name.rpartition(".")[2] == key] or _places_of(key)
-        sections = {name.partition(".")[0] for name in known}
-        near = get_close_matches(key, {*known, *sections}, n=1) or sections
-        hint = f"did you mean {' or '.join(places)}?" if places else did_you_mean(key, near)
-        raise ValueError(f"unknown key {key!r}: {hint}")
-    lines = [_said_of(key, descriptions().get(key, ""))]
     if inside:
-        return lines + [f"  {_said_of(name, descriptions().get(name, ''))}" for name in inside]
-    if known[key] is not None:
-        lines.append(f"default: {known[key]}")
+        first = _line(key, known[key].words if key in known else "")
+        return [first, *(f"  {_line(name, known[name].words)}" for name in inside)]
+    if key not in known:
+        return _below(key) or _by_name(key) or _unknown(key)
+    lines = [_line(key, known[key].words)]
+    if known[key].default is not None:
+        lines.append(f"default: {known[key].default}")
     if key in CHOSEN_BY_NAME:
-        numbers = CHOSEN_BY_NAME[key] is SCHEDULES
-        lines.append("a number, or a schedule:" if numbers else "one of:")
-        lines += [f"  {called(name, one)}" for name, one in _choices(key).items()]
+        table = CHOSEN_BY_NAME[key]
+        lines.append("a number, or a schedule:" if table is SCHEDULES else "one of:")
+        lines += [f"  {called(name, one)}" for name, one in choices(table).items()]
         lines.append("  or a function of your own, as module:function")
     return lines
 
 
-def called(name: str, choice: Choice) -> str:
-    """A name with its options and their defaults, in a line."""
-    options = [
-        f"{option} = {'...' if one['default'] is None else one['default']}"
-        for option, one in choice["options"].items()
-    ]
-    return f"{name} ({', '.join(options)})" if options else name
-
-
-def _keys(section: dict[str, Any], prefix: str) -> dict[str, str | None]:
-    """Every key, those of sections with dots, and its default, or None if it must be given."""
-    found: dict[str, str | None] = {}
-    for name, one in section["properties"].items():
-        key = f"{prefix}{name}"
-        if "properties" in one:
-            found |= _keys(one, f"{key}.")
-        elif name in section.get("required", ()):
-            found[key] = None
-        else:
-            found[key] = json.dumps(one["default"]) if "default" in one else "none"
-    return found
-
-
-def _choices(place: str) -> dict[str, Choice]:
-    """What can be chosen by name for a key."""
-    kind = next(kind for kind, table in KINDS.items() if table is CHOSEN_BY_NAME[place])
-    return choices()[kind]
-
-
-def _chosen(key: str) -> list[str] | None:
-    """Lines about a name or an option; None if `key` is not below a key that takes names."""
+def _below(key: str) -> list[str]:
+    """Lines about a name or an option below a key that takes names; none if it is not below one."""
     place = next((place for place in CHOSEN_BY_NAME if key.startswith(f"{place}.")), None)
     if place is None:
-        return None
-    table = _choices(place)
+        return []
+    table = CHOSEN_BY_NAME[place]
     word, _, option = key[len(place) + 1 :].partition(".")
-    choice = table.get(word) or _of_a_library(place, word)
-    if choice is not None:
-        options = choice["options"]
-        if not option:
-            lines = [_said_of(f"{place}.{word}", choice["about"])]
-            return lines + [
-                "  " + _said_of(f"{place}.{word}.{name}", one["about"])
-                for name, one in options.items()
-            ]
-        if option in options:
-            return _option(place, word, choice, option)
-        hint = did_you_mean(option, options) if options else "it takes none"
-        raise ValueError(f"{place} {word!r} has no option {option!r}: {hint}")
-    named = [] if option else [name for name in table if word in table[name]["options"]]
-    if not named:
+    if word in table:
+        return _of_name(place, table, word, option)
+    having = {} if option else {n: one for n, one in choices(table).items() if word in one.options}
+    if not having:
         raise ValueError(f"unknown key {key!r}: {_near(key, place)}")
-    return [line for name in named for line in _option(place, name, table[name], word)]
+    return [line for name in having for line in _of_name(place, table, name, word)]
 
 
-def _of_a_library(place: str, name: str) -> Choice | None:
-    """The description of a name of another package, as timm:resnet18, which is imported for it."""
-    if name not in CHOSEN_BY_NAME[place]:
-        return None
-    from fedlens.schema import choice
-
-    return choice(CHOSEN_BY_NAME[place][name], scheduled=False)
-
-
-def _option(place: str, name: str, choice: Choice, option: str) -> list[str]:
-    one = choice["options"][option]
-    default = "it must be given" if one["default"] is None else f"default: {one['default']}"
-    return [_said_of(f"{place}.{name}.{option}", one["about"]), one["type"], default]
+def _by_name(key: str) -> list[str]:
+    """Lines about all that has this name, or this name and option, whatever its kind."""
+    lines: list[str] = []
+    for kind, table in KINDS.items():
+        name = next((n for n in (key, key.rpartition(".")[0]) if n in table), None)
+        if name is not None:
+            lines += _of_name(PLACES.get(kind, ""), table, name, key[len(name) + 1 :])
+    keys_too = [name for name in keys() if name.rpartition(".")[2] == key]
+    return [*lines, *(f"see also: {name}" for name in keys_too)] if lines else []
 
 
-def _said_of(key: str, text: str) -> str:
+def _of_name(place: str, table: ByName, name: str, option: str) -> list[str]:
+    """Lines about a name or, if it is not empty, about one of its options."""
+    words, options = choice(table, name)
+    whole = f"{place}.{name}".lstrip(".")
+    if not option:
+        each = (_line(f"{whole}.{one}", options[one].words) for one in options)
+        return [_line(whole, words), *(f"  {line}" for line in each)]
+    if option not in options:
+        hint = did_you_mean(option, options) if options else "it takes none"
+        raise ValueError(f"{place} {name!r} has no option {option!r}: {hint}".lstrip())
+    said, kind, default = options[option]
+    given = "it must be given" if default is None else f"default: {default}"
+    return [_line(f"{whole}.{option}", said), kind, given]
+
+
+def _line(key: str, text: str) -> str:
     return f"{key}: {text}" if text else key
 
 
-def _places_of(option: str) -> list[str]:
-    """The full keys of this option, except options of schedules, which many keys take."""
-    places = [place for place, table in CHOSEN_BY_NAME.items() if table is not SCHEDULES]
-    keys = [f"{place}.{one}" for place in places for one in _options(place)]
-    return [key for key in keys if key.endswith(f".{option}")]
+def _unknown(key: str) -> list[str]:
+    """Raise an error that names the nearest keys or options."""
+    places = [name for name in keys() if name.rpartition(".")[2] == key] or [
+        f"{place}.{one}"
+        for place, table in CHOSEN_BY_NAME.items()
+        if table is not SCHEDULES  # which many keys take
+        for one in _options(table)
+        if one.endswith(f".{key}")
+    ]
+    sections = {name.partition(".")[0] for name in keys()}
+    names = {name for table in KINDS.values() for name in table}
+    near = nearest(key, {*keys(), *sections, *names}) or sections
+    hint = f"did you mean {' or '.join(places)}?" if places else did_you_mean(key, near)
+    raise ValueError(f"unknown key {key!r}: {hint}")
 
 
-def _options(place: str) -> Iterator[str]:
+def _options(table: ByName) -> Iterable[str]:
     """The options of all choices for a key, as `name.option`."""
-    for name, choice in _choices(place).items():
-        yield from (f"{name}.{option}" for option in choice["options"])
+    return (f"{name}.{option}" for name, one in choices(table).items() for option in one.options)
 
 
 def _near(key: str, place: str) -> str:
     """A hint for an unknown key below `place`: the nearest known keys, or else all names."""
-    begin = f"{place}."  # known to be right; compared too, it would make all keys look near
-    names, options = _choices(place), list(_options(place))
-    known = dict.fromkeys([*names, *options, *(one.rpartition(".")[2] for one in options)])
-    near = get_close_matches(key.removeprefix(begin), known, n=MOST_NAMED, cutoff=0.7)
+    begin, table = f"{place}.", CHOSEN_BY_NAME[place]
+    options = [*_options(table)]
+    known = dict.fromkeys([*table, *options, *(one.rpartition(".")[2] for one in options)])
+    # What stands before is known to be right; compared too, it would make all keys look near.
+    near = nearest(key.removeprefix(begin), known, MOST_NAMED, cutoff=0.7)
     if near:
         return f"did you mean {' or '.join(begin + one for one in near)}?"
-    return f"choose one of {', '.join(names)}"
+    return f"choose one of {', '.join(table)}"

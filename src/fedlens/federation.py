@@ -101,6 +101,9 @@ class LeftOut(NamedTuple):
     why: str
 
 
+COLOURS = 1, 3, 4  # channels that pictures have
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Training examples, test examples, and the names of the classes."""
@@ -136,6 +139,11 @@ class Dataset:
                     + (f"number them from 0 to {self.num_classes - 1}" if self.classes else NAME)
                 )
         shapes = [tuple(part.images.shape[1:]) for part in self.parts if len(part)]
+        if any(one[-1] in COLOURS and min(one[:2]) > max(COLOURS) for one in shapes):
+            raise ValueError(
+                f"{self.name}: images are {shapes[0]}, with their channels last: put them first, "
+                "as images.permute(0, 3, 1, 2) does"
+            )
         if len(set(shapes)) > 1:
             other = next(shape for shape in shapes if shape != shapes[0])
             raise ValueError(

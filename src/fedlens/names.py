@@ -6,9 +6,20 @@ So names can be read and listed without PyTorch. The function has the same name,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from fedlens.options import ByName
+
+EngineName = Literal["auto", "sequential", "stacked", "processes", "ray"]
+"""The values of `engine` in an experiment: one of ENGINES, or auto: the machine decides."""
+
+ENGINES = ByName(
+    "fedlens.engines",
+    {"sequential": "sequential", "stacked": "stacked", "processes": "processes", "ray": "ray"},
+)
+"""Each is made from: the network, the training examples, the devices of the workers, other example
+sets to evaluate, and how workers on other machines open images from disk (None: images are sent).
+"""
 
 ALGORITHMS = ByName(
     "fedlens.algorithms",
@@ -216,6 +227,7 @@ KINDS: dict[str, ByName] = {
     "models": MODELS,
     "partitions": PARTITIONS,
     "devices": DEVICES,
+    "engines": ENGINES,
     "losses": LOSSES,
     "metrics": METRICS,
     "optimizers": OPTIMIZERS,

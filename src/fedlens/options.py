@@ -11,18 +11,19 @@ import difflib
 import importlib
 import inspect
 import math
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, TypeVar, Union
 
 from fedlens.consent import NotApproved
 from fedlens.own_code import place_of_error, why_not_imported
 from fedlens.reading import shortened
+from fedlens.signatures import Read, read
 
 LARGEST = 1e38  # about the largest number of float32
 
@@ -63,6 +64,49 @@ class Given(Generic[G, V]):
         def __set__(self, instance: object, value: G) -> None: ...
 
 
+class Bounds(NamedTuple):
+    """Between which numbers a field lies, as the second part of its type's `Annotated`."""
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+
+    def fits(self, value: float) -> bool:
+        """Whether it lies between them; infinity does not."""
+        return (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+            and value < (math.inf if self.below is None else self.below)
+        )
+
+    def __str__(self) -> str:
+        lowest = f"{self.least:g}" if self.above is None else f"above {self.above:g}"
+        if self.most is None and self.below is None:
+            return f"{lowest} or more" if self.above is None else f"a number {lowest}"
+        return (
+            f"{lowest} to {self.most:g}"
+            if self.below is None
+            else f"{lowest} to below {self.below:g}"
+        )
+
+
+class OutOfBounds(ValueError):
+    """A value of the right type that lies outside of its bounds."""
+
+
+class Elsewhere(type):
+    """The type of classes that stand for those of a module whose import takes seconds.
+
+    A value can be an instance of them only if that module was imported.
+    """
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        home = sys.modules.get(cls.__module__)
+        return isinstance(value, getattr(home, cls.__name__, ()))
+
+
 def default(value: object) -> Any:
     """The default of a `Given` field: a V."""
     return value
@@ -94,11 +138,21 @@ class ByName(Mapping[str, Callable[..., Any]]):
             asked = self._function(self.libraries[library], library)
             found: Callable[..., Any] = asked(inner)
             return found
-        return self._function(self.modules[name], name.rpartition("/")[2].replace("-", "_"))
+        return self._function(self.modules[name], _function_named(name))
 
     def _function(self, module: str, name: str) -> Callable[..., Any]:
         home = importlib.import_module(f"{self.package}.{module}")
         return typing.cast(Callable[..., Any], getattr(home, name))
+
+    def read(self, name: str) -> Read:
+        """The description of a function, which is not imported for it unless a library has it."""
+        if name in self.modules:
+            return read(f"{self.package}.{self.modules[name]}", _function_named(name))
+        return described(self[name])
+
+    def options(self, name: str, kind: str) -> dict[str, inspect.Parameter]:
+        """The options of the function called `name`, here or by import path."""
+        return self.read(name).options if name in self else options_of(find(self, name, kind))
 
     def __contains__(self, name: object) -> bool:
         library, colon, _ = str(name).partition(":")
@@ -111,12 +165,22 @@ class ByName(Mapping[str, Callable[..., Any]]):
         return len(self.modules)
 
 
-def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+def _function_named(name: str) -> str:
+    return name.rpartition("/")[2].replace("-", "_")
+
+
+def nearest(word: str, known: Iterable[str], n: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Up to `n` words that are as near as `cutoff`, in capitals or not; the nearest first."""
+    lowered = {one.lower(): one for one in known}
+    found = difflib.get_close_matches(word.lower(), lowered, n=n, cutoff=cutoff)
+    return [lowered[one] for one in found]
+
+
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6, n: int = 1) -> str:
     """The end of a message: 'did you mean X?' or, if none is as near as `cutoff`, all choices."""
     known = sorted(known)
-    near = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
-    if near:
-        return f"did you mean {near[0]!r}?"
+    if near := nearest(word, known, n, cutoff):
+        return f"did you mean {' or '.join(map(repr, near))}?"
     return f"choose one of {', '.join(known)}" if known else "there is none to choose from"
 
 
@@ -128,7 +192,11 @@ def find(table: Mapping[str, Callable[..., Any]], name: str, kind: str) -> Calla
         raise ValueError(f"{kind} {name} was given from Python: use fl.resume(RUN, experiment=)")
     module, colon, attribute = name.partition(":")
     if not colon:
-        raise ValueError(f"unknown {kind} {name!r}: {did_you_mean(name, table)}")
+        # What is no mistype of a name of ours may be a name of a library.
+        libraries = () if nearest(name, table, cutoff=0.85) else getattr(table, "libraries", ())
+        known = [*table, *(f"{library}:{name}" for library in libraries)]
+        hint = did_you_mean(name, known, n=1 + len(libraries))
+        raise ValueError(f"unknown {kind} {name!r}: {hint}")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except NotApproved:
@@ -151,9 +219,14 @@ def options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {p.name.rstrip("_"): p for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
-def resolve(function: Callable[..., Any], given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Every option of `function`: as given and checked, else its default."""
-    known = options_of(function)
+def described(function: Callable[..., Any]) -> Read:
+    return Read(inspect.getdoc(function) or "", options_of(function))
+
+
+def resolve(
+    known: Mapping[str, inspect.Parameter], given: Mapping[str, Any], where: str
+) -> dict[str, Any]:
+    """Every one of the `known` options: as given and checked, else its default."""
     for name in given:
         if name not in known:
             hint = did_you_mean(name, known) if known else "it takes none"
@@ -250,8 +323,12 @@ def _union(value: Any, kind: Any, where: str) -> Any:
     if is_number and float in choices and int not in choices:
         return check(value, float, where)
     for choice in choices:
-        with suppress(ValueError):
+        try:
             return check(value, choice, where)
+        except OutOfBounds:
+            raise
+        except ValueError:
+            continue
     raise _unexpected(value, kind, where)
 
 
@@ -304,7 +381,7 @@ def _instance(value: Any, kind: Any, where: str) -> Any:
 @cache
 def types_of(kind: type) -> dict[str, Any]:
     """The types of a dataclass's fields, cached: to read them takes longer than to check values."""
-    return typing.get_type_hints(kind)
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 def _record(value: Any, kind: Any, where: str) -> Any:
@@ -330,6 +407,14 @@ def _given(value: Any, kind: Any, where: str) -> Any:
     return check(value, settled, where)
 
 
+def _bounded(value: Any, kind: Any, where: str) -> Any:
+    inner, bounds = typing.get_args(kind)
+    made = check(value, inner, where)
+    if isinstance(made, (int, float)) and not bounds.fits(made):
+        raise OutOfBounds(f"{where} is {made!r}: choose {bounds}")
+    return made
+
+
 KINDS: dict[Any, Callable[[Any, Any, str], Any]] = {
     Any: _anything,
     inspect.Parameter.empty: _anything,
@@ -342,6 +427,7 @@ KINDS: dict[Any, Callable[[Any, Any, str], Any]] = {
     int: _whole,
     Named: _named,
     Given: _given,
+    Annotated: _bounded,
 }
 """The function that checks a value, by the form of the expected type."""
 
@@ -362,6 +448,8 @@ def in_words(kind: Any) -> str:
     words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
     words |= {dict: "a table", list: "a list", tuple: "a list"}
     inner = typing.get_args(kind)
+    if typing.get_origin(kind) is Annotated:
+        return in_words(inner[0])
     if typing.get_origin(kind) in (Union, types.UnionType):
         # A file cannot contain a tensor or None; a whole number is a number.
         written = [

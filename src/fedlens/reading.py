@@ -11,6 +11,7 @@ import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +165,19 @@ def expanded(path: Place) -> Path:
         raise ValueError(
             f"{path} begins with a home that is not known here: write the whole path"
         ) from error
+
+
+def is_address(source: str) -> bool:
+    return source.startswith(("http://", "https://"))
+
+
+def keeping_torch(package: str) -> str:
+    """The command that installs a package that needs torchvision, and keeps the torch here.
+
+    Alone, pip would take the newest torchvision, and the torch that it needs. Beside a build of
+    torch such as 2.13.0+cpu, only the same build of torchvision works.
+    """
+    torch = version("torch")
+    build = torch.partition("+")[2]
+    source = f", from the package index that torch+{build} is from" if build else ""
+    return f'pip install --upgrade "{package}" "torch=={torch}"{source}'

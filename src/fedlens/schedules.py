@@ -7,7 +7,7 @@ file sets its options. Schedules that PyTorch also has agree with those of PyTor
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 from fedlens.names import SCHEDULES
 from fedlens.options import Named, call, find, resolve
@@ -97,12 +97,18 @@ def looked_at(rounds: int) -> list[int]:
 
 def resolved(schedule: Named, where: str) -> Named:
     """The schedule with every option checked or set to its default."""
-    options = resolve(_function(schedule), schedule.options, f"{where}: {schedule.name}")
+    known = SCHEDULES.options(schedule.name, "schedule")
+    options = resolve(known, schedule.options, f"{where}: {schedule.name}")
     for key, value in options.items():
         if isinstance(value, dict):  # a schedule in a schedule
             inner = resolved(Named.of(value, f"{where}.{key}"), f"{where}.{key}")
             options[key] = {"name": inner.name, **inner.options}
     return Named(schedule.name, options)
+
+
+def may_be_scheduled(kind: Any) -> bool:
+    """Whether an option of this type, of an algorithm, may be a schedule: whether it is a float."""
+    return float in (kind, *get_args(kind))
 
 
 def names_in(schedule: Named) -> list[str]:

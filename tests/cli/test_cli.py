@@ -74,7 +74,7 @@ def test_json_is_all_there_is_on_standard_output(fedlens):
         "hugging-face",
     }  # these are the user's files: there is no place to look for them
     listed = {row["name"] for row in json.loads(fedlens("data", "list", "--json").out)}
-    assert listed == set(fedlens("list", "datasets").out.split()) - own
+    assert listed == set(DATASETS) - own
 
 
 def test_a_run_that_diverges_ends_with_3_and_advice(fedlens):
@@ -147,10 +147,11 @@ def test_a_partition_is_told_before_any_training(fedlens):
         ("datasets", DATASETS),
     ],
 )
-def test_a_list_is_one_name_a_line(fedlens, kind, table):
+def test_a_list_is_one_name_a_line_with_what_it_is(fedlens, kind, table):
     status, out, err = fedlens("list", kind)
     assert (status, err) == (0, "")
-    assert out.splitlines() == list(table)
+    assert [line.split()[0] for line in out.splitlines()] == list(table)
+    assert all(line.endswith(".") for line in out.splitlines())
 
 
 def test_without_a_kind_the_kinds_are_listed(fedlens):
@@ -158,7 +159,16 @@ def test_without_a_kind_the_kinds_are_listed(fedlens):
     assert (status, err) == (0, "")
     assert out.splitlines() == [
         *("algorithms", "models", "partitions", "devices"),
-        *("losses", "metrics", "optimizers", "schedules", "anneals", "datasets", "recipes"),
+        *(
+            "engines",
+            "losses",
+            "metrics",
+            "optimizers",
+            "schedules",
+            "anneals",
+            "datasets",
+            "recipes",
+        ),
     ]
 
 

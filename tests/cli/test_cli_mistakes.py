@@ -58,7 +58,9 @@ def spoilt_npz() -> str:
         (["a.toml", "--seed", "-1"], "seed is -1: choose 0 or more"),
         (["a.toml", "--device", "tpu"], "device is 'tpu': choose auto, cpu or cuda"),
         (["a.toml", "--sed", "3"], "No such option: --sed"),
-        (["a.toml", "--rounds", "3"], "not an option: write rounds=VALUE"),
+        (["a.toml", "--engine", "ray"], "not an option: write engine=VALUE"),
+        (["a.toml", "dataset=CIFAR10"], "did you mean 'cifar10'?"),
+        (["a.toml", "model=resnet50"], "'timm:resnet50'"),
         (["a.toml", "--lr", "3"], "write local.lr=VALUE or server.lr=VALUE"),
         (["a.toml", "model=nowhere:net"], "model 'nowhere:net' cannot be imported (No module"),
         (["a.toml", "algorithm=['fedavgm', 'lambda-sum', {name='fedavg', over='population'}]"],
@@ -258,6 +260,7 @@ def test_what_does_not_exist_is_refused_in_one_line(fedlens):
             "a.toml",
         ): "a.toml is not a run folder: it is a file; name one that `fedlens run`",
         ("report", "nowhere", "--out", "p.html"): "--out p.html: name a folder for report.html",
+        ("import", "runs"): "runs has runs in it, as runs/a: name a folder of images",
         ("import", "photos.csv"): 'name one with images, or set dataset = { name = "csv", path = "',
         ("run", "photos.csv"): '.toml or .json file, with dataset = { name = "csv", path = "photos',
         ("partition", "nowhere.toml"): "cannot read the experiment nowhere.toml",
@@ -266,6 +269,9 @@ def test_what_does_not_exist_is_refused_in_one_line(fedlens):
         ("data", "check", "mnist"): "mnist is not in ",
     }
     Path("photos.csv").write_text("path,label\n0.png,cat\n")
+    Path("runs/a/figures").mkdir(parents=True)
+    Path("runs/a/manifest.json").write_text("{}")
+    Path("runs/a/experiment.toml").write_text("")
     before = everything()
     for words, message in mistakes.items():
         status, out, err = fedlens(*words)

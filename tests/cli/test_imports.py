@@ -71,6 +71,32 @@ def test_help_lists_and_explanations_import_nothing_large(arguments):
     assert not imported_by(*arguments.split()) & HEAVY
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("run a.toml local.lrr=1", "run a.toml rounds=two", "run a.toml algorithm.fedprox.nu=1"),
+        *("run a.toml model=resnet50", "run a.toml clients.partition=dirichlt", "run b.toml"),
+        *("sweep a.toml --grid local.lr=0.1,x", "partition a.toml clients.count=0"),
+        *("compare a.toml a2.toml", "explain local.lrr"),
+    ],
+)
+def test_mistakes_in_names_and_types_are_found_before_torch_is_imported(words, tmp_path):
+    for name, model in (("a", "linear"), ("a2", "liner")):
+        content = f'dataset = "fashion-mnist-mini"\nmodel = "{model}"\nrounds = 1\n'
+        (tmp_path / f"{name}.toml").write_text(f'{content}algorithm = ["fedprox"]\n')
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, *words.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    error, modules = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert error.startswith("fedlens: ")
+    assert "torch" not in {name.partition(".")[0] for name in modules.split()}
+
+
 def test_completion_in_the_shell_imports_nothing_large():
     typed = {"COMP_WORDS": "fedlens re", "COMP_CWORD": "1", "_FEDLENS_COMPLETE": "complete_bash"}
     assert not imported_by(**typed) & HEAVY

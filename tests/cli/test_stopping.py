@@ -36,9 +36,10 @@ command()
 
 
 @pytest.mark.parametrize("module", ["typer", "fedlens.experiment", "torch", "torch._C", "torch.nn"])
-def test_ctrl_c_while_a_module_is_imported_is_one_line(module):
-    words = [sys.executable, "-c", COMMAND, module, "run", "missing.toml"]
-    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+def test_ctrl_c_while_a_module_is_imported_is_one_line(module, tmp_path):
+    (tmp_path / "a.toml").write_text(EXPERIMENT)
+    words = [sys.executable, "-c", COMMAND, module, "run", str(tmp_path / "a.toml")]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "fedlens: stopped\n")
 
 

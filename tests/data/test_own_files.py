@@ -13,7 +13,7 @@ import fedlens as fl
 from fedlens.data import DATASETS, Source, mini
 from fedlens.data.arrays import held_out, mean_and_std
 from fedlens.data.partitions import PARTITIONS
-from fedlens.options import resolve
+from fedlens.options import options_of, resolve
 from tests.data.published_files import pixels
 
 
@@ -25,7 +25,7 @@ def write_image(path: Path, value: int = 0, side: int = 4, mode: str = "RGB") ->
 def load(name: str, base: Path, **options):
     """As an experiment does: options checked, then given."""
     function = DATASETS[name]
-    return function(Source(base=base), **resolve(function, options, name))
+    return function(Source(base=base), **resolve(options_of(function), options, name))
 
 
 @pytest.fixture

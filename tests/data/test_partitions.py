@@ -372,6 +372,6 @@ def test_labels_beyond_the_classes_are_refused() -> None:
 )
 def test_options_can_be_set_in_an_experiment_file(name: str, given_options: dict[str, Any]) -> None:
     function = PARTITIONS[name]
-    resolved = options.resolve(function, given_options, name)
+    resolved = options.resolve(options.options_of(function), given_options, name)
     handed = (balanced(100, 5), 5, 2, np.random.default_rng(0))
     assert len(options.call(function, *handed, options=resolved)) == 2

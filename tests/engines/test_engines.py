@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedlens import engines
+from fedlens import names
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms import ALGORITHMS as PAPERS
 from fedlens.algorithms.fedavgm import fedavgm
 from fedlens.client import ClientProgram
-from fedlens.engines import EngineName, Sequential
+from fedlens.engines import Sequential
 from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import State, begin, run_round
@@ -97,9 +97,9 @@ def agree(found: State, expected: State) -> None:
 
 
 def test_every_engine_can_be_chosen_by_its_name():
-    assert set(get_args(EngineName)) == {"auto", *engines.ENGINES}
+    assert set(get_args(names.EngineName)) == {"auto", *names.ENGINES}
     network, examples = Network(small_cnn()), noisy_images(RAGGED).examples
-    for name, make in engines.ENGINES.items():
+    for name, make in names.ENGINES.items():
         assert make(network, examples, (), (), None).name == name
 
 

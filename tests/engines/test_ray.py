@@ -20,11 +20,12 @@ import fedlens as fl
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
 from fedlens.core import Upload
-from fedlens.engines import EngineName, Processes, Ray, cluster, worker_engine
+from fedlens.engines import Processes, Ray, cluster, worker_engine
 from fedlens.engines.actor import ActorInit, OnDisk
 from fedlens.engines.actors import Actors
 from fedlens.engines.engine import Engine, Which
 from fedlens.engines.messages import arrays_of, pack, unpack
+from fedlens.names import EngineName
 from fedlens.network.network import Network
 from fedlens.pieces import Uniformly
 from fedlens.pieces.upload import difference

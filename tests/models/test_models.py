@@ -43,7 +43,7 @@ LEAST = {"alexnet": 63, "vgg11": 32}
 
 
 def build(name, shape=(3, 32, 32), num_classes=10, given=None):
-    resolved = options.resolve(MODELS[name], given or {}, f"model {name}")
+    resolved = options.resolve(options.options_of(MODELS[name]), given or {}, f"model {name}")
     return options.call(MODELS[name], shape, num_classes, options=resolved)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import fedlens as fl
+from fedlens import reading
 from fedlens.network.layers import group_norm, prepare
 
 
@@ -72,15 +73,23 @@ def test_a_name_that_timm_has_not_is_refused_with_one_it_has(library):
 
 def test_without_timm_the_line_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ValueError, match=r'needs timm.*pip install "fedlens\[timm\]"'):
+    with pytest.raises(ValueError, match=r'needs timm.*"fedlens\[timm\]" "torch==\d'):
         fl.run(described("timm:net"))
+
+
+@pytest.mark.parametrize("build", ["", "+cpu"])
+def test_the_line_keeps_the_torch_that_is_here(monkeypatch, build):
+    monkeypatch.setattr(reading, "version", lambda _: f"2.13.0{build}")
+    source = ", from the package index that torch+cpu is from" if build else ""
+    ends = f'"fedlens[timm]" "torch==2.13.0{build}"{source}'
+    assert reading.keeping_torch("fedlens[timm]").endswith(ends)
 
 
 def test_beside_a_torchvision_for_another_torch_the_line_names_the_torch(monkeypatch, tmp_path):
     (tmp_path / "timm.py").write_text("raise RuntimeError('operator nms does not exist')")
     monkeypatch.delitem(sys.modules, "timm", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    line = r"nms does not exist\): install the torchvision that was made for torch \d"
+    line = r'nms does not exist\): pip install --upgrade "torchvision" "torch==\d'
     with pytest.raises(ValueError, match=line):
         fl.run(described("timm:net"))
 

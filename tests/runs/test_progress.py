@@ -176,6 +176,21 @@ def test_in_a_long_round_one_sees_how_many_clients_have_trained(clock, capsys):
     ]
 
 
+def test_without_a_terminal_every_evaluation_is_a_line(clock, capsys):
+    """What is shown within a round, or shortly before, takes no result's place."""
+    with progress.rounds("a", 9) as watch:
+        for number in range(1, 6):
+            clock[0] += 12
+            watch.within({"trained": 1, "of": 4})
+            clock[0] += 0.1
+            watch({"round": number, "train_loss": 1.0, "test_accuracy": number / 10})
+            clock[0] += 0.1
+            watch({"round": number, "train_loss": 1.0, "test_accuracy": number / 10 + 0.01})
+    lines = [line for line in capsys.readouterr().err.splitlines() if "accuracy" in line]
+    found = [float(line.partition("test accuracy ")[2].partition("%")[0]) for line in lines]
+    assert found == [10, 11, 20, 21, 30, 31, 40, 41, 50, 51]
+
+
 def test_a_terminal_shows_the_clients_of_a_round_beside_the_last_one(clock, capsys, monkeypatch):
     on_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "200")

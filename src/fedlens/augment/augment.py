@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
-import torch
-from torch import Tensor
+from fedlens.options import Bounds
+from fedlens.sections import Chance, Factor, WholeNumber, settle
 
-from fedlens import keys
-from fedlens.augment.colors import jitter
-from fedlens.augment.crops import crop_and_flip, cut_out, resize_parts
-from fedlens.augment.mixup import Mixture, mixture
-from fedlens.augment.rand_augment import LARGEST, rand_augment
-from fedlens.augment.warp import rotate
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedlens.augment.mixup import Mixture
 
 
 @dataclass(frozen=True)
@@ -33,36 +32,37 @@ class Augment:
     which other clients are beside it.
     """
 
-    crop: int = 0
+    crop: WholeNumber = 0
+    """pad training images by this many pixels on each side, and crop at random: see
+    [Augmentation](#augmentation)"""
     flip: bool = False
-    resized: float = 0.0
-    aspect: float = 4 / 3
-    rotate: float = 0.0
-    brightness: float = 0.0
-    contrast: float = 0.0
-    saturation: float = 0.0
-    rand_augment: int = 0
-    magnitude: float = 9.0
-    cutout: int = 0
-    mixup: float = 0.0
+    """mirror training images at random"""
+    resized: Chance = 0.0
+    """stretch a random part of each training image to the whole: the least share of its area; 0 for
+    none"""
+    aspect: Annotated[float, Bounds(least=1)] = 4 / 3
+    """how far from square such a part may be"""
+    rotate: Annotated[float, Bounds(least=0, most=180)] = 0.0
+    """rotate training images by up to this many degrees either way"""
+    brightness: Factor = 0.0
+    """multiply brightness by a factor between 1 − this and 1 + this"""
+    contrast: Factor = 0.0
+    """the same for contrast"""
+    saturation: Factor = 0.0
+    """the same for saturation"""
+    rand_augment: Annotated[int, Bounds(least=0, most=20)] = 0
+    """this many random operations of RandAugment (Cubuk et al., NeurIPS 2020) on each training
+    image; 2 is customary"""
+    magnitude: Annotated[float, Bounds(least=0, most=30)] = 9.0
+    """of these operations, 0 to 30"""
+    cutout: WholeNumber = 0
+    """blacken a square of this many pixels a side around a random one"""
+    mixup: Annotated[float, Bounds(least=0)] = 0.0
+    """mix each training image with another of its batch, by shares from Beta(α, α): its α; 0.2 is
+    customary"""
 
     def __post_init__(self) -> None:
-        pixels = "choose how many pixels to pad, 0 for none"
-        _demand(self.crop >= 0, "crop", self.crop, pixels)
-        area = "choose a share of the area, 0 for none"
-        _demand(0 <= self.resized <= 1, "resized", self.resized, area)
-        _demand(1 <= self.aspect < float("inf"), "aspect", self.aspect, "choose 1 or more")
-        _demand(0 <= self.rotate <= 180, "rotate", self.rotate, "choose degrees from 0 to 180")
-        for name in ("brightness", "contrast", "saturation"):
-            value = getattr(self, name)
-            _demand(0 <= value <= 10, name, value, "choose a number from 0 to 10, 0 for none")
-        count = "choose how many operations, 0 for none"
-        _demand(0 <= self.rand_augment <= 20, "rand_augment", self.rand_augment, count)
-        strength = f"choose 0 to {LARGEST}"
-        _demand(0 <= self.magnitude <= LARGEST, "magnitude", self.magnitude, strength)
-        _demand(self.cutout >= 0, "cutout", self.cutout, "choose how many pixels, 0 for none")
-        alpha = "choose the alpha of a Beta distribution, 0 for none"
-        _demand(0 <= self.mixup < float("inf"), "mixup", self.mixup, alpha)
+        settle(self, "augment.")
 
     def check(self, images: Tensor) -> None:
         """Raise an error for images that these changes do not support."""
@@ -74,6 +74,14 @@ class Augment:
 
     def __call__(self, images: Tensor, key: Tensor) -> Tensor:
         """`images` [C, B, channels, H, W] augmented, by one key [C] for each client and step."""
+        # Imported here, since experiments are read without PyTorch.
+        import torch
+
+        from fedlens import keys
+        from fedlens.augment.colors import jitter
+        from fedlens.augment.crops import crop_and_flip, cut_out, resize_parts
+        from fedlens.augment.rand_augment import rand_augment
+        from fedlens.augment.warp import rotate
 
         def rows(word: str) -> Tensor:  # [C, B]
             """A key for each image, for the change called `word`."""
@@ -99,11 +107,11 @@ class Augment:
         """How batches of `size` are mixed, or None; `counts` [C] of each batch are examples."""
         if not self.mixup:
             return None
+        import torch
+
+        from fedlens import keys
+        from fedlens.augment.mixup import mixture
+
         row = torch.arange(size, device=key.device)
         row_keys = keys.fold(key[:, None], keys.purpose("mixup"), row)
         return mixture(row_keys, counts, self.mixup)
-
-
-def _demand(fits: bool, key: str, value: float, remedy: str) -> None:
-    if not fits:
-        raise ValueError(f"augment.{key} is {value}: {remedy}")

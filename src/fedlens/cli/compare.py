@@ -25,7 +25,7 @@ from fedlens.cli.arguments import (
 )
 from fedlens.cli.report import say_passed_over
 from fedlens.cli.stopping import Stopped
-from fedlens.described import descriptions
+from fedlens.explained import keys
 from fedlens.options import did_you_mean
 from fedlens.reading import printable
 
@@ -140,7 +140,7 @@ def _is_override(word: str) -> bool:
 
 
 def _sections() -> set[str]:
-    return {known.partition(".")[0] for known in descriptions()}
+    return {known.partition(".")[0] for known in keys()}
 
 
 def _named(what: list[str]) -> dict[str, list[Path]]:
@@ -178,10 +178,11 @@ def _run(
 ) -> dict[str, list[Path]]:
     """Run each experiment with the same seeds, or resume; return the run folders by name."""
     from fedlens.runs import progress
-    from fedlens.runs.sweep import prepare
 
     if seeds < 1:
         raise ValueError(f"--seeds is {seeds}: choose 1 or more, 5 for a clear answer")
+    from fedlens.runs.sweep import prepare  # it imports PyTorch, which mistakes need not wait for
+
     points = {
         f"{name}-{seed}": replace(experiment, seed=seed)
         for name, experiment in experiments.items()

@@ -6,10 +6,15 @@ from collections.abc import Iterable
 
 import click
 
-from fedlens.described import descriptions
-from fedlens.names import CHOSEN_BY_NAME, DATASETS, RECIPES, SCHEDULES
+from fedlens.names import CHOSEN_BY_NAME, DATASETS, KINDS, RECIPES, SCHEDULES
 
 NOT_TO_GET = ("fashion-mnist-mini", "folder", "csv", "npz", "hugging-face")  # built in or user data
+
+
+def known_keys() -> Iterable[str]:
+    from fedlens.explained import keys
+
+    return keys()
 
 
 def overrides(ctx: click.Context, incomplete: str) -> list[str]:
@@ -35,7 +40,7 @@ def _keys(incomplete: str) -> list[str]:
     key, equals, value = incomplete.partition("=")
     if equals:
         return _values(f"{key}=", key, value)
-    fitting = _names(descriptions(), key)
+    fitting = _names(known_keys(), key)
     found = [f"{name}=" for name in fitting]
     if len(found) == 1:  # with the values added, shells see that the word goes on: no space
         found += _values(found[0], fitting[0], "") or [f"{found[0]}..."]
@@ -47,7 +52,7 @@ def _cut_off(arguments: list[str], axes: list[str]) -> str:
 
     For `--grid key=value`, the option's value is the key, and the rest is among the arguments.
     """
-    known = descriptions()
+    known = known_keys()
     last = arguments[-1] if arguments else ""
     if last in known:
         return last
@@ -61,9 +66,10 @@ def _cut_off(arguments: list[str], axes: list[str]) -> str:
 
 
 def keys(incomplete: str) -> list[str]:
-    """Keys and sections of an experiment."""
-    sections = [key.partition(".")[0] for key in descriptions()]
-    return _names(dict.fromkeys([*sections, *descriptions()]), incomplete)
+    """Keys and sections of an experiment, and all names."""
+    sections = [key.partition(".")[0] for key in known_keys()]
+    named = [name for table in KINDS.values() for name in table]
+    return _names(dict.fromkeys([*sections, *known_keys(), *named]), incomplete)
 
 
 def data_sets(incomplete: str) -> list[str]:

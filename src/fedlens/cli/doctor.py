@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.cli.arguments import DataFolder, Json
+from fedlens.reading import keeping_torch
 from fedlens.version import __version__
 
 NEEDED = (
@@ -80,6 +81,8 @@ def _version(name: str) -> str | None:
 def _remedy(name: str) -> str:
     """The command that installs an optional package."""
     extra = next((extra for extra, brought in OPTIONAL.items() if name in brought), None)
+    if extra == "timm":
+        return keeping_torch("fedlens[timm]")
     return f"pip install {name}" if extra is None else f"pip install 'fedlens[{extra}]'"
 
 

@@ -42,9 +42,12 @@ def import_command(
     from fedlens.data.survey import survey
     from fedlens.files import write_atomically
     from fedlens.reading import argument, printable
+    from fedlens.run_files import is_run, runs_in
     from fedlens.runs import progress
     from fedlens.tables import to_toml
 
+    if runs := [one for one in runs_in(folder) if is_run(one)]:
+        raise ValueError(f"{folder} has runs in it, as {runs[0]}: name a folder of images")
     described = out or Path(f"{folder.resolve().name}.toml")
     if described.suffix != ".toml":
         raise ValueError(f"--out {described}: let its name end in .toml")

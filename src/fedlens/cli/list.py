@@ -14,6 +14,7 @@ Kind = Literal[
     "models",
     "partitions",
     "devices",
+    "engines",
     "losses",
     "metrics",
     "optimizers",
@@ -31,20 +32,23 @@ def list_command(
     ] = None,
     long: Annotated[bool, typer.Option("--long", help="With options, and what each is.")] = False,
 ) -> None:
-    """Print the names that an experiment can use, one a line.
+    """Print the names that an experiment can use, and what each is.
 
     Without a kind: what can be listed.
     """
-    if long and kind is not None:
-        from fedlens.described import choices
-        from fedlens.explained import called
-
-        for name, choice in choices()[kind].items():
-            records = _measured(name, whole=True) if kind == "recipes" else ""
-            print(f"{called(name, choice)}{records}\n    {choice['about']}")
+    if kind is None:
+        print("\n".join(KINDS))
         return
-    for name in KINDS if kind is None else KINDS[kind]:
-        print(f"{name}{_measured(name) if kind == 'recipes' else ''}")
+    from fedlens.explained import called, choices
+
+    found = choices(KINDS[kind])
+    width = max(map(len, found))
+    for name, choice in found.items():
+        records = _measured(name, whole=long) if kind == "recipes" else ""
+        if long:
+            print(f"{called(name, choice)}{records}\n    {choice.words}")
+        else:
+            print(f"{name.ljust(width)}  {choice.words}{records}")
 
 
 def _measured(recipe: str, whole: bool = False) -> str:

@@ -22,6 +22,7 @@ from fedlens import consent
 from fedlens.cli.arguments import FULL
 from fedlens.cli.bench import bench_command
 from fedlens.cli.compare import compare_command
+from fedlens.cli.completion import known_keys
 from fedlens.cli.data import data_app
 from fedlens.cli.doctor import doctor_command
 from fedlens.cli.fleet import fleet_app
@@ -36,7 +37,6 @@ from fedlens.cli.run import resume_command, run_command
 from fedlens.cli.schema import explain_command, schema_command
 from fedlens.cli.stopping import INTERRUPTED, Stopped, heed_signals, stopped
 from fedlens.cli.sweep import sweep_command
-from fedlens.described import descriptions
 from fedlens.options import did_you_mean
 from fedlens.own_code import mistake_of
 from fedlens.reading import printable, reason, shortened
@@ -214,7 +214,7 @@ def _as_a_key(error: click.NoSuchOption) -> str:
     if not any(parameter.name in ("overrides", "words") for parameter in taken):
         return ""
     wanted = error.option_name.lstrip("-").replace("-", "_")
-    keys = [key for key in descriptions() if wanted in (key, key.rpartition(".")[2])]
+    keys = [key for key in known_keys() if wanted in (key, key.rpartition(".")[2])]
     if not keys:
         return ""
     ways = " or ".join(f"{key}=VALUE" for key in keys)

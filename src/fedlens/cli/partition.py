@@ -22,16 +22,17 @@ def partition_command(
     as_json: Json = False,
 ) -> None:
     """Show which client holds which classes, before any training."""
-    from fedlens.data import statistics
     from fedlens.experiment import Experiment
     from fedlens.reading import printable
     from fedlens.runs import progress
-    from fedlens.setup import federate
 
     if out is not None and out.suffix != ".png":
         raise ValueError(f"--out {out}: the picture is a PNG file, let its name end in .png")
     chosen = [] if seed is None else [f"clients.seed={seed}"]
     described = Experiment.read(experiment, [*(overrides or []), *chosen])
+    from fedlens.data import statistics  # these import PyTorch, which mistakes need not wait for
+    from fedlens.setup import federate
+
     with watching(quiet, progress.counted, "reading images") as watch:
         dataset, federation = federate(described, data, watch)
     with watching(quiet, progress.counted, "clients") as watch:

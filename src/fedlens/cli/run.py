@@ -7,7 +7,7 @@ import json
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +33,7 @@ from fedlens.cli.stopping import Stopped
 from fedlens.reading import argument, printable, reason
 
 if TYPE_CHECKING:
+    from fedlens.experiment import Experiment
     from fedlens.report.artists import Artists
 
 EXIT = {"finished": 0, "invalid": 1, "diverged": 3, "stopped": 4}
@@ -41,6 +42,9 @@ EXIT = {"finished": 0, "invalid": 1, "diverged": 3, "stopped": 4}
 def run_command(
     experiment: ExperimentFile,
     overrides: Overrides = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds, in place of the experiment's.")
+    ] = None,
     seed: Seed = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda ...")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/NAME]")] = None,
@@ -52,34 +56,37 @@ def run_command(
     as_json: Json = False,
 ) -> None:
     """Run one experiment."""
+    from fedlens.experiment import Experiment
     from fedlens.report.artists import artists
 
     given = list(overrides or [])
+    if rounds is not None:
+        given.append(f"rounds={rounds}")
     if seed is not None:
         given.append(f"seed={seed}")
     if device is not None:
         given.append(f"device={json.dumps(device)}")
+    with one_value_each(given, f"fedlens sweep {argument(experiment)} --grid"):
+        described = Experiment.read(experiment, given)
+    name_cluster(ray_address, [described.engine])
+    wanted = Path("runs") / experiment.stem
+    place = _reserved(wanted) if out is None and not overwrite else nullcontext(out or wanted)
     # Started before PyTorch is imported, so that matplotlib is imported at the same time.
     with artists() as drawing:
-        folder, status = _run(
-            experiment, given, out, overwrite, data, ray_address, track or (), quiet
-        )
+        folder, status = _run(described, place, overwrite, data, track or (), quiet)
         finish_run(folder, status, as_json, quiet, drawing)
 
 
 def _run(
-    experiment: Path,
-    overrides: Sequence[str],
-    out: Path | None,
+    described: Experiment,
+    place: AbstractContextManager[Path],
     overwrite: bool,
     data: Path | None,
-    ray_address: str | None,
     track: Sequence[str],
     quiet: bool,
 ) -> tuple[Path, str]:
-    """Run the experiment; return the run folder and the status."""
+    """Run the experiment in the folder of `place`; return the folder and the status."""
     from fedlens.data import statistics
-    from fedlens.experiment import Experiment
     from fedlens.run_files import identity
     from fedlens.runs import progress
     from fedlens.runs.beforehand import say_beforehand
@@ -90,11 +97,6 @@ def _run(
     from fedlens.runs.watching import all_of
     from fedlens.setup import build
 
-    with one_value_each(overrides, f"fedlens sweep {argument(experiment)} --grid"):
-        described = Experiment.read(experiment, overrides)
-    name_cluster(ray_address, [described.engine])
-    wanted = Path("runs") / experiment.stem
-    place = _reserved(wanted) if out is None and not overwrite else nullcontext(out or wanted)
     if isinstance(place, nullcontext):
         check_free(place.enter_result, overwrite, "choose another --out, or add --overwrite")
     with (
@@ -137,7 +139,7 @@ def resume_command(
     as_json: Json = False,
 ) -> None:
     """Continue a run that stopped, to the same result."""
-    from fedlens.engines import EngineName
+    from fedlens.names import EngineName
     from fedlens.options import check
     from fedlens.report.artists import artists
     from fedlens.run_files import EXPERIMENT, check_run, last_saved, read_experiment, read_status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -15,10 +16,10 @@ def schema_command(
     overwrite: Annotated[bool, typer.Option(help="Replace the file that is there.")] = False,
 ) -> None:
     """Write the JSON Schema of experiment files, for editors."""
-    from fedlens.described import schema_text
     from fedlens.files import write_atomically
+    from fedlens.schema import schema
 
-    text = schema_text()
+    text = json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
     if out is None:
         print(text, end="")
         return
@@ -32,12 +33,12 @@ def explain_command(
     key: Annotated[
         str,
         typer.Argument(
-            help="A key of an experiment, as local.lr, or algorithm.fedprox.mu; or a section.",
+            help="A key of an experiment, as local.lr, a section, or a name: fedprox ...",
             autocompletion=completion.keys,
         ),
     ],
 ) -> None:
-    """Explain a key of an experiment, with its default."""
+    """Explain a key of an experiment, or a name that it can use."""
     from fedlens.explained import explain
 
     for line in explain(key):

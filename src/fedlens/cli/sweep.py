@@ -64,7 +64,6 @@ def sweep_command(
     from fedlens.report.artists import artists
     from fedlens.runs import progress
     from fedlens.runs.grid import combinations, naming, parse_axes
-    from fedlens.runs.sweep import prepare
 
     given = list(overrides or [])
     values = parse_axes(axes or [], given)
@@ -74,6 +73,8 @@ def sweep_command(
     for name, own in combinations(values, seeds, first_seed).items():
         with naming(name):
             points[name] = Experiment.read(experiment, given + own)
+    from fedlens.runs.sweep import prepare  # it imports PyTorch, which mistakes need not wait for
+
     name_cluster(ray_address, {point.engine for point in points.values()})
     folder = out or Path("runs") / f"{experiment.stem}-sweep"
     with watching(quiet, progress.counted, "reading images") as reading:

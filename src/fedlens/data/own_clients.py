@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fedlens.data import csv_files, hugging_face
+from importlib import import_module
+
 from fedlens.data.places import Source
-from fedlens.names import OWN_CLIENTS
+from fedlens.names import DATASETS, OWN_CLIENTS
 from fedlens.options import Named
 
 NAMES_ITS_CLIENTS = ("csv", "hugging-face")  # by the option `client`
@@ -17,10 +18,10 @@ def own_clients(dataset: Named) -> str | None:
         return str(options["client"])
     if dataset.name == "folder" and options.get("layout") == "site/class":
         return "site"
-    readers = {"csv": csv_files.names_clients, "hugging-face": hugging_face.names_clients}
-    reader = readers.get(dataset.name)
-    if reader is not None and reader(Source().resolve(str(options["path"]))):
-        return "client"
+    if dataset.name in NAMES_ITS_CLIENTS:
+        reader = import_module(f"fedlens.data.{DATASETS.modules[dataset.name]}")
+        if reader.names_clients(Source().resolve(str(options["path"]))):
+            return "client"
     return OWN_CLIENTS.get(dataset.name)
 
 

@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from fedlens.data import store
 from fedlens.data.places import Source, roots
 from fedlens.federation import Dataset
 
 
-def _prepared(name: str) -> Callable[..., Dataset]:
-    def load(source: Source, *, size: int = 96) -> Dataset:
-        """The set as `fedlens data prepare` made it, its images `size` × `size`."""
-        for root in roots(source):
-            place = root / f"{name}-{size}"
-            if place.is_dir():
-                return store.dataset(place)
-        looked = ", ".join(str(root) for root in roots(source))
-        raise ValueError(
-            f"{name} of size {size} is not in {looked}: make it with `fedlens data prepare {name} "
-            f"--size {size} --from METADATA --images IMAGES`"
-        )
-
-    return load
+def _prepared(name: str, source: Source, size: int) -> Dataset:
+    """The set as `fedlens data prepare` made it."""
+    for root in roots(source):
+        place = root / f"{name}-{size}"
+        if place.is_dir():
+            return store.dataset(place)
+    looked = ", ".join(str(root) for root in roots(source))
+    raise ValueError(
+        f"{name} of size {size} is not in {looked}: make it with `fedlens data prepare {name} "
+        f"--size {size} --from METADATA --images IMAGES`"
+    )
 
 
-inaturalist_user_120k = _prepared("inaturalist-user-120k")
-inaturalist_geo_30k = _prepared("inaturalist-geo-30k")
-inaturalist_geo_3k = _prepared("inaturalist-geo-3k")
-inaturalist_geo_1k = _prepared("inaturalist-geo-1k")
-inaturalist_geo_100 = _prepared("inaturalist-geo-100")
-landmarks_user_160k = _prepared("landmarks-user-160k")
+def inaturalist_user_120k(source: Source, *, size: int = 96) -> Dataset:
+    """iNaturalist: 120,300 photographs of 1,203 species, `size` × `size`, by user."""
+    return _prepared("inaturalist-user-120k", source, size)
+
+
+def inaturalist_geo_30k(source: Source, *, size: int = 96) -> Dataset:
+    """iNaturalist: 120,300 photographs, `size` × `size`, by S2 cell of at most 30,000."""
+    return _prepared("inaturalist-geo-30k", source, size)
+
+
+def inaturalist_geo_3k(source: Source, *, size: int = 96) -> Dataset:
+    """iNaturalist: 120,300 photographs, `size` × `size`, by S2 cell of at most 3,000."""
+    return _prepared("inaturalist-geo-3k", source, size)
+
+
+def inaturalist_geo_1k(source: Source, *, size: int = 96) -> Dataset:
+    """iNaturalist: 120,300 photographs, `size` × `size`, by S2 cell of at most 1,000."""
+    return _prepared("inaturalist-geo-1k", source, size)
+
+
+def inaturalist_geo_100(source: Source, *, size: int = 96) -> Dataset:
+    """iNaturalist: 120,300 photographs, `size` × `size`, by S2 cell of at most 100."""
+    return _prepared("inaturalist-geo-100", source, size)
+
+
+def landmarks_user_160k(source: Source, *, size: int = 96) -> Dataset:
+    """Landmarks: 164,172 photographs of 2,028 landmarks, `size` × `size`, by author."""
+    return _prepared("landmarks-user-160k", source, size)

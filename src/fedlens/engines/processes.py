@@ -21,7 +21,7 @@ from torch import Tensor
 from fedlens.client import ClientProgram
 from fedlens.core import Tree
 from fedlens.engines.costs import Costs
-from fedlens.engines.engine import Which
+from fedlens.engines.engine import Engine, Which
 from fedlens.engines.gpus import gpu_names
 from fedlens.engines.pool import Pool, Sizes
 from fedlens.engines.shared_memory import SharedBuffer
@@ -36,6 +36,17 @@ from fedlens.work import Shared, Work
 
 def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def processes(
+    network: Network,
+    examples: Examples,
+    devices: Sequence[torch.device],
+    others: Sequence[Examples],
+    _: object,
+) -> Engine:
+    """Worker processes, one for each CPU core or GPU: the default on a CPU with several cores."""
+    return Processes(network, examples, devices=devices, others=others)
 
 
 class Processes(WorkerEngine):

@@ -16,11 +16,23 @@ from fedlens.client import ClientProgram
 from fedlens.engines.actor import ActorInit, OnDisk
 from fedlens.engines.actors import Actors
 from fedlens.engines.cluster import connect, gpus
+from fedlens.engines.engine import Engine
 from fedlens.engines.messages import arrays_of
 from fedlens.engines.worker_engine import WorkerEngine
 from fedlens.federation import Examples
 from fedlens.network.network import Network
 from fedlens.work import Shared, Work
+
+
+def ray(
+    network: Network,
+    examples: Examples,
+    devices: Sequence[torch.device],
+    others: Sequence[Examples],
+    on_disk: OnDisk | None,
+) -> Engine:
+    """Actors on the nodes of a Ray cluster."""
+    return Ray(network, examples, devices=devices, others=others, on_disk=on_disk)
 
 
 class Ray(WorkerEngine):

@@ -20,6 +20,11 @@ from fedlens.steps import TakeSteps
 from fedlens.work import Part, Shared, Work
 
 
+def sequential(network: Network, examples: Examples, *_: object) -> Engine:
+    """One client after another, in this process: the reference."""
+    return Sequential(network, examples)
+
+
 @dataclass
 class Sequential(Engine):
     network: Network

@@ -41,6 +41,11 @@ class Prepared:
             self.program, self.formed = program, {}
 
 
+def stacked(network: Network, examples: Examples, *_: object) -> Engine:
+    """Many clients side by side on one device: the default on a GPU."""
+    return Stacked(network, examples)
+
+
 @dataclass
 class Stacked(Engine):
     """Trains `at_once` clients together; memory use depends on that number, not on the cohort.

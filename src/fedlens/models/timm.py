@@ -9,11 +9,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import torch
 from torch import nn
 
 from fedlens.options import did_you_mean
-from fedlens.reading import reason
+from fedlens.reading import keeping_torch, reason
 
 
 @cache  # one function for each name: its options are read once
@@ -48,11 +47,11 @@ def _timm(architecture: str) -> Any:
     try:
         import timm
     except Exception as error:  # it imports torchvision, which fails with another torch
-        why, remedy = "", 'pip install "fedlens[timm]"'
+        why, package = "", "fedlens[timm]"
         if not isinstance(error, ModuleNotFoundError):
-            why = f" ({reason(error)})"
-            remedy = f"install the torchvision that was made for torch {torch.__version__}"
+            why, package = f" ({reason(error)})", "torchvision"
         raise ValueError(
-            f"model 'timm:{architecture}' needs timm, which cannot be imported{why}: {remedy}"
+            f"model 'timm:{architecture}' needs timm, which cannot be imported{why}: "
+            f"{keeping_torch(package)}"
         ) from error
     return timm

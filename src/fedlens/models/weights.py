@@ -24,7 +24,7 @@ from fedlens import memory
 from fedlens.core import Tree
 from fedlens.data.places import cache
 from fedlens.files import replacing
-from fedlens.reading import expanded, is_file, reading
+from fedlens.reading import expanded, is_address, is_file, reading
 from fedlens.run_files import MANIFEST, MODEL, unfinished
 
 TIMEOUT = 30.0  # seconds without data
@@ -42,10 +42,6 @@ class Loaded(NamedTuple):
     source: str
     sha256: str
     new_layers: list[str]  # of the head, which the file lacks or has in another size
-
-
-def is_address(source: str) -> bool:
-    return source.startswith(("http://", "https://"))
 
 
 def load_weights(module: nn.Module, source: str, sha256: str | None = None) -> Loaded:

@@ -9,7 +9,8 @@ from typing import Protocol
 import torch
 
 from fedlens.core import Memory, Number, Tree, is_on, per_row, zeros_like
-from fedlens.pieces.solve import DecayOn, Sgd, decays
+from fedlens.pieces.solve import Sgd, decays
+from fedlens.sections import DecayOn
 from fedlens.slots import Solve
 
 

@@ -2,18 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedlens.core import Local, Memory, Number, Tree, is_on, per_row, tree_map, zeros_like
 from fedlens.network.ops import sgd_
+from fedlens.sections import DecayOn
 from fedlens.slots import LocalStep, Solve, Wraps
-
-DecayOn = Literal["all", "weights"]
-"""Which parameters decay: all, or only those of two axes and more, so that biases and the scales of
-normalisation layers do not."""
 
 
 def decays(on: DecayOn, param: Tensor) -> bool:  # [C, ...]

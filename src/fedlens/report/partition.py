@@ -20,7 +20,6 @@ from fedlens.data.emd import emd
 from fedlens.data.partitions import PARTITIONS
 from fedlens.experiment import Named
 from fedlens.files import write_atomically
-from fedlens.options import find, options_of
 from fedlens.report.fonts import find_letters
 from fedlens.report.holdings import MANY, UNLIKE, by_main_class
 from fedlens.report.look import any_script
@@ -41,7 +40,7 @@ def title_of(dataset: str, partition: Named) -> str:
 
 
 def _words(partition: Named) -> str:
-    known = options_of(find(PARTITIONS, partition.name, "partition"))
+    known = PARTITIONS.options(partition.name, "partition")
     words = [partition.name]
     for name, value in partition.options.items():
         if name == "of":

@@ -201,7 +201,7 @@ class RunFolder:
 
     def load_model(self, name: str = MODEL) -> Tree:
         """The tensors of a model, if their checksum is that of the summary or none is known."""
-        path, known = self.path / name, read_summary(self.path).get("sha256")
+        path, known = self.path / name, whole_summary(self.path).get("sha256")
         with reading(path, RERUN):
             content = path.read_bytes()
             if isinstance(known, dict) and known.get(name, _sha256(content)) != _sha256(content):

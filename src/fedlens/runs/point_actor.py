@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from fedlens.engines import EngineName, Sequential
+from fedlens.engines import Sequential
 from fedlens.engines.cluster import own_folder, remove_stale
 from fedlens.engines.driver import Driver
 from fedlens.engines.messages import Message, pack, unpack
@@ -27,6 +27,7 @@ from fedlens.engines.trainer import keep_memory
 from fedlens.experiment import Experiment, Named, Precision
 from fedlens.federation import Dataset
 from fedlens.files import write_atomically
+from fedlens.names import EngineName
 from fedlens.own_code import mistake_of
 from fedlens.run_files import RunFailed
 from fedlens.runs.folder import Change

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from fedlens.runs.summary import Record
 
-PLAIN_SECONDS = 2.0  # between two lines where there is no terminal
+PLAIN_SECONDS = 2.0  # between two lines where there is no terminal, unless they are evaluations
 WITHIN_SECONDS = 10.0  # between two lines within one round, without a terminal
 BAR_SECONDS = 0.5  # after which a bar appears
 ECHO_COLUMNS = 4  # left free to the right of a bar: room for ^C twice
@@ -227,7 +227,8 @@ def _until(over: float | None, now: float) -> str:
 
 
 def _lines(title: str, total: int, done: int) -> Watching:
-    last_print, pause = time.monotonic(), PLAIN_SECONDS
+    last_print = last_round = time.monotonic()
+    pause = PLAIN_SECONDS
     remaining, at = _Remaining(total, done), done
     evaluated: list[str] = []
 
@@ -243,7 +244,7 @@ def _lines(title: str, total: int, done: int) -> Watching:
             print(f"{title}: round {at + 1}/{total}  {so_far}", file=sys.stderr, flush=True)
 
     def show(record: Record) -> None:
-        nonlocal last_print, evaluated, at
+        nonlocal last_print, last_round, evaluated, at
         now = time.monotonic()
         if is_aside(record):
             number, of = _passes(record)
@@ -258,9 +259,10 @@ def _lines(title: str, total: int, done: int) -> Watching:
             return
         evaluated, at = _evaluated(record, evaluated, "{} accuracy"), _at(record)
         about = remaining.after(record)
-        if now - last_print < PLAIN_SECONDS and at not in (done + 1, total):
+        is_due = now - last_round >= PLAIN_SECONDS or at in (done + 1, total)
+        if not is_due and not _accuracies(record):
             return
-        last_print = now
+        last_print = last_round = now
         line = _joined(_point(record), _loss(record, "train loss"), *evaluated, about)
         print(f"{title}: round {at}/{total}  {line}", file=sys.stderr, flush=True)
 
@@ -386,10 +388,15 @@ def _loss(record: Record, called: str = "loss") -> str:
 
 def _evaluated(record: Record, before: list[str], called: str) -> list[str]:
     """The accuracies of this record, or `before`; none for a sweep's point without accuracies."""
-    parts = [part for part in ("test", "validation") if f"{part}_accuracy" in record]
-    if not parts:
+    found = _accuracies(record)
+    if not found:
         return [] if "point" in record else before
-    return [f"{called.format(part)} {100 * record[f'{part}_accuracy']:.1f}%" for part in parts]
+    return [f"{called.format(part)} {100 * accuracy:.1f}%" for part, accuracy in found.items()]
+
+
+def _accuracies(record: Record) -> dict[str, float]:
+    parts = ("test", "validation")
+    return {part: record[f"{part}_accuracy"] for part in parts if f"{part}_accuracy" in record}
 
 
 def span(seconds: float) -> str:

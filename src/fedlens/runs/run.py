@@ -11,9 +11,8 @@ import torch
 
 from fedlens.consent import approve
 from fedlens.data import statistics
-from fedlens.engines import EngineName
 from fedlens.experiment import Experiment, expect_experiment
-from fedlens.names import own_names
+from fedlens.names import EngineName, own_names
 from fedlens.rounds import State, begin
 from fedlens.run_files import (
     EXPERIMENT,

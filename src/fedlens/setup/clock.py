@@ -13,7 +13,7 @@ from fedlens.experiment import Experiment
 from fedlens.federation import Federation
 from fedlens.names import DEVICES
 from fedlens.network.network import Network
-from fedlens.options import Named, call, find, resolve
+from fedlens.options import Named, call, find
 from fedlens.reporting.devices import Devices
 from fedlens.reporting.reports import Clock, Faults, Reporting
 from fedlens.rounds import begin
@@ -42,7 +42,7 @@ def make_clock(
             f"a round takes {pace.buffer} updates, but of clients that remember something each "
             f"sends one, and there are {count}: choose a smaller buffer"
         )
-    named = experiment.clients.devices or Named("alike", resolve(DEVICES["alike"], {}, "devices"))
+    named = experiment.clients.devices or Named("alike")
     key = keys.fold(keys.root(experiment.seed), keys.purpose("devices"))
     function = find(DEVICES, named.name, "devices")
     made = call(function, count, key, options=named.options)

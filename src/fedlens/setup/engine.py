@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 import torch
 
-from fedlens.engines import ENGINES, Engine, cluster
+from fedlens.engines import Engine, cluster
 from fedlens.engines.actor import OnDisk
 from fedlens.engines.processes import num_cores
 from fedlens.experiment import Experiment
 from fedlens.federation import Examples
+from fedlens.names import ENGINES
 from fedlens.network.network import Network
 from fedlens.setup.network import stacking_fails
 
@@ -44,7 +45,8 @@ def engine_of(
             on_cpu = device.type == "cpu" and not devices
             choice = '"sequential" or "processes"' if on_cpu else '"sequential"'
             raise ValueError(f"{told}: choose engine = {choice}")
-    return ENGINES[name](network, train, devices, others, on_disk)
+    made: Engine = ENGINES[name](network, train, devices, others, on_disk)
+    return made
 
 
 def automatic_engine(device: torch.device, cohort: int) -> str:

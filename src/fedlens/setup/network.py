@@ -169,14 +169,13 @@ def _try(network: Network, dataset: Dataset, outputs: int | None) -> None:
         raise
     except Exception as error:  # a module of the user's own may raise anything
         raise _cannot_take(f"images of {dataset.name}, {dataset.shape}", error) from error
-    if logits.ndim != 2 or logits.shape[1] < dataset.num_classes:
+    wanted, shape = outputs or dataset.num_classes, tuple(logits.shape[1:])
+    if shape != (wanted,):
+        has = f"{dataset.name} has {wanted} classes" if outputs is None else f"outputs is {outputs}"
+        more = len(shape) == 1 and shape[0] > dataset.num_classes
         raise ValueError(
-            f"the model gives {tuple(logits.shape[1:])} outputs an image, but {dataset.name} has "
-            f"{dataset.num_classes} classes: give it {dataset.num_classes} outputs"
-        )
-    if outputs not in (None, logits.shape[1]):
-        raise ValueError(
-            f"outputs is {outputs}, but the model has {logits.shape[1]}: leave outputs out"
+            f"the model gives {shape} outputs an image, but {has}: give it {wanted} outputs"
+            + f", or set outputs = {shape[0]}" * more
         )
     _try_training(network, part.images[:2])
 

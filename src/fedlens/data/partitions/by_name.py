@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from fedlens.federation import Examples
 from fedlens.names import PARTITIONS
-from fedlens.options import call, find, resolve
+from fedlens.options import ByName, call, find, resolve
 
 
 def dealt(
@@ -20,11 +20,11 @@ def dealt(
     num_classes: int,
     num_clients: int | None,
     rng: np.random.Generator,
-    table: Mapping[str, Callable[..., Any]] = PARTITIONS,
+    table: ByName = PARTITIONS,
 ) -> Any:
     """Apply the partition called `name`, from `table` or the user's own code, to examples."""
     function = find(table, name, "partition")
-    options = resolve(function, given, f"partition {name!r}")
+    options = resolve(table.options(name, "partition"), given, f"partition {name!r}")
     if examples.rows is not None and not function.__module__.startswith("fedlens."):
         # A user's function reads `images` directly and expects one image per example.
         examples = replace(examples, images=examples.read(slice(None)), rows=None)
