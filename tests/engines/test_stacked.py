@@ -1,7 +1,7 @@
 """Blocks of clients, and factored layers: what `stacked` does to save memory and time."""
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from fedlens.engines import Sequential, Stacked
 from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import RoundInput, begin, run_round, run_rounds
+from fedlens.slots import Combine
 from tests.factoring import factoring, has_factored
 from tests.federations import FEW, noisy_images, small_cnn, wide
 from tests.papers_under_test import ALGORITHMS
@@ -138,6 +139,41 @@ def test_layers_are_not_factored_where_it_would_not_hold(name):
     engine = Stacked(network, federation.examples)
     after(engine, network, program, federation, rounds=1)
     assert not has_factored(engine)
+
+
+@dataclass(frozen=True)
+class SumThatSays(Combine):
+    """Someone's own weighted sum."""
+
+    sums_params: ClassVar[bool]
+    linear: ClassVar[bool] = True
+
+    def __call__(self, updates, shares, cohort, layout):
+        return {name: torch.tensordot(shares.to(u), u, dims=1) for name, u in updates.items()}
+
+
+@dataclass(frozen=True)
+class Declared(SumThatSays):
+    sums_params: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Silent(SumThatSays):
+    sums_params: ClassVar[bool] = False
+
+
+def test_a_combine_that_says_that_it_sums_is_spared_the_matrices():
+    federation = noisy_images(FEW)
+    network = Network(wide(0.2), dtype=torch.float64)
+    ends = []
+    for combine in (Silent(), Declared()):
+        program = ClientProgram(replace(plain("fedavg"), combine=combine), network.layout)
+        engine = Stacked(network, federation.examples)
+        ends.append(after(engine, network, program, federation))
+        assert engine._prepared is not None
+        (form,) = engine._prepared.forms.values()
+        assert form.sums_uploads is combine.sums_params
+    assert_same(*ends)
 
 
 def test_a_small_matrix_is_not_factored():
