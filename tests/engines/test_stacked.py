@@ -8,11 +8,13 @@ import torch
 
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
-from fedlens.engines import Sequential, Stacked
+from fedlens.engines import Sequential, Stacked, stacked
+from fedlens.engines.graphs import Captures
 from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import RoundInput, begin, run_round, run_rounds
 from fedlens.slots import Combine
+from tests.eager_capture import EagerCapture, num_replays
 from tests.factoring import factoring, has_factored
 from tests.federations import FEW, noisy_images, small_cnn, wide
 from tests.papers_under_test import ALGORITHMS
@@ -52,6 +54,31 @@ def test_too_large_blocks_are_halved_and_the_result_is_the_same():
     expected = after(Sequential(network, federation.examples), network, program, federation)
     assert_same(expected, after(cramped, network, program, federation))
     assert cramped.at_once <= 3
+
+
+def test_recordings_are_dropped_before_blocks_are_halved():
+    federation = noisy_images([16] * 8)
+    network = Network(small_cnn("group"), dtype=torch.float64)
+    program = ClientProgram(ALGORITHMS["fedavg"], network.layout)
+    made: list[Captures] = []
+
+    def make() -> Captures:
+        made.append(Captures(EagerCapture))
+        return made[-1]
+
+    class Filling(Stacked):
+        """There is no room beside the recordings of a whole round."""
+
+        def _train_block(self, prepared, shared, work):
+            parts = super()._train_block(prepared, shared, work)
+            if num_replays(prepared.recorder):
+                raise torch.OutOfMemoryError("no room")
+            return parts
+
+    engine = Filling(network, federation.examples, make_recorder=make)
+    expected = after(Sequential(network, federation.examples), network, program, federation, 7)
+    assert_same(expected, after(engine, network, program, federation, 7))
+    assert len(made) > 1 and engine.at_once == stacked.AT_ONCE
 
 
 def test_memory_that_does_not_do_for_one_client_is_an_error():
