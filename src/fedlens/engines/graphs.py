@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from fedlens.trees import copy_all, map_tensors, stack, tensors_in, unstack
+from fedlens.trees import copy_all, map_tensors, stack, tensors_in, unstack, with_tensors
 
 T = TypeVar("T")
 
@@ -201,8 +201,7 @@ class Captures:
             places.append(self._place[name].as_strided(tensor.shape, strides))
         with torch.no_grad():
             copy_all(zip(tensors, places, strict=True))
-        there = iter(places)
-        placed: T = map_tensors(value, lambda _: next(there))
+        placed: T = with_tensors(value, places)
         return placed
 
     def _capture(self, function: Callable[..., Any], inputs: Any) -> Captured:
