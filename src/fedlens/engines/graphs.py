@@ -7,7 +7,6 @@ A capture is a CUDA graph, which a single launch replays. Evaluations run on a s
 from __future__ import annotations
 
 import gc
-import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -110,7 +109,7 @@ class Captured:
     inputs: list[Tensor]
     copied: list[tuple[Tensor, int]]  # the tensors last copied to the inputs, with versions
     in_place: bool  # whether some inputs lie in the memory of `place`
-    last: int = 0  # the call of the recorder that replayed it last
+    last: int = 0  # the turn in which it was last replayed
 
     def copy(self, given: list[Tensor]) -> None:
         """Copy the tensors that changed since the last copy."""
@@ -129,50 +128,61 @@ Shaped = tuple[object, tuple[tuple[torch.Size, torch.dtype], ...]]
 
 
 @dataclass
+class Seen:
+    """The calls of a shape that is not captured. Calls in a row have one turn."""
+
+    calls: int = 0
+    turns: deque[int] = field(default_factory=lambda: deque(maxlen=WORTH_IT))  # the last ones
+
+
+@dataclass
 class Captures:
     """A recorder (`recording.Recorder`) for one program.
 
     What it holds is bounded: in number, and once captures take `most_bytes`, no more are added. A
-    new one then takes the place of the least recently replayed, if its shape was called WORTH_IT
-    times since that replay. So captures of shapes that rarely recur do not displace each other.
+    new one then takes the place of the least recently replayed, if its shape had WORTH_IT turns
+    since that replay. So captures of shapes that rarely recur do not displace each other.
     """
 
     make: Callable[..., Capture] = CudaGraph
     most_bytes: int = 2**62
-    _calls: Iterator[int] = field(default_factory=itertools.count)
-    _seen: dict[Shaped, deque[int]] = field(default_factory=dict)  # the last calls of each shape
-    _captured: dict[Shaped, Captured] = field(default_factory=dict)  # least recently replayed first
+    _turn: int = 0
+    _latest: Shaped | None = None
+    _seen: dict[Shaped, Seen] = field(default_factory=dict)  # least recently called first
+    _captured: dict[Shaped, Captured] = field(default_factory=dict)
     _pool: Any = None
     _place: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
 
     def __call__(self, key: object, function: Callable[..., T], *inputs: Any) -> T | None:
         given = tensors_in(inputs)
         shapes = (key, tuple((t.shape, t.dtype) for t in given))
-        call = next(self._calls)
-        captured = self._captured.pop(shapes, None)
+        if shapes != self._latest:
+            self._turn, self._latest = self._turn + 1, shapes
+        captured = self._captured.get(shapes)
         if captured is None:
-            if not self._is_worth_it(shapes, call):
+            if not self._is_worth_it(shapes):
                 return None
-            captured = self._capture(function, inputs)
-        self._captured[shapes] = captured
-        captured.last = call
+            captured = self._captured[shapes] = self._capture(function, inputs)
+        captured.last = self._turn
         captured.copy(given)
         captured.capture.replay()
         result: T = captured.capture.result
         return result
 
-    def _is_worth_it(self, shapes: Shaped, call: int) -> bool:
+    def _is_worth_it(self, shapes: Shaped) -> bool:
         """Whether to capture a shape at this call; if so, there is room for it."""
-        calls = self._seen.pop(shapes, None) or deque(maxlen=WORTH_IT)
-        calls.append(call)
-        self._seen[shapes] = calls
+        seen = self._seen.pop(shapes, None) or Seen()
+        self._seen[shapes] = seen
         if len(self._seen) > MOST_SHAPES:
             del self._seen[next(iter(self._seen))]
-        if len(calls) < WORTH_IT:
+        seen.calls += 1
+        if self._turn not in seen.turns:
+            seen.turns.append(self._turn)
+        if seen.calls < WORTH_IT:
             return False
         while self._captured and self._is_full:
-            oldest = next(iter(self._captured))
-            if self._captured[oldest].last > calls[0]:
+            oldest = min(self._captured, key=lambda one: self._captured[one].last)
+            if len(seen.turns) < WORTH_IT or self._captured[oldest].last > seen.turns[0]:
                 return False
             self._forget([oldest])
         del self._seen[shapes]
