@@ -196,7 +196,7 @@ class PackedInputs(NamedTuple):
 
 def _unpacked(like: ClientInputs, packed: PackedInputs) -> ClientInputs:
     tensors = tensors_in(like)
-    parts = packed.numbers.split([t.numel() for t in tensors])
+    parts = torch.split(packed.numbers, [t.numel() for t in tensors])
     views = (part.view(t.dtype).view(t.shape) for part, t in zip(parts, tensors, strict=True))
     inputs: ClientInputs = with_tensors(like, views)
     return inputs._replace(memory=packed.memory)
