@@ -2,6 +2,7 @@
 
 import torch
 
+from fedlens.engines.shared_memory import SharedBuffer, num_bytes
 from fedlens.trees import converted, copies, stack, tensors_in, unstack
 
 
@@ -50,3 +51,17 @@ def test_converted_tensors_are_new_even_if_they_were_of_that_dtype():
     for name, tensor in given.items():
         assert made[name].dtype is torch.float64 and torch.equal(made[name], tensor.double())
         assert made[name].data_ptr() != tensor.data_ptr()
+
+
+def test_a_value_passes_through_shared_memory_as_it_is_whether_all_of_it_fits_or_not():
+    whole = {"rows": some_rows(), "at": (slice(1, 2), torch.randn(3, 4).T), "none": torch.empty(0)}
+    for size in (2**20, 4096):
+        value = {**whole, "large": torch.randn(1000)}
+        buffer = SharedBuffer(size)
+        written = buffer.write(value, after=64)
+        left = tensors_in(written.value)
+        assert len(left) == (size < 2**20) and written.end == 64 + num_bytes(value)
+        found = buffer.read(written.value)
+        assert found["at"][0] == slice(1, 2)
+        for one, two in zip(tensors_in(found), tensors_in(value), strict=True):
+            assert one.dtype == two.dtype and torch.equal(one, two)

@@ -208,10 +208,13 @@ class Combine(Protocol):
     If `linear`, it may be called on parts of the cohort, whose results are added. Otherwise it
     needs all uploads at once. `uses_shares`: it weighs uploads by their shares alone. It must be
     straight-line tensor code: a GPU may record it, and a cohort's counts are then tensors.
+    `sums_params`: each parameter's update is the sum of share times update, so an engine that has
+    this sum in another way may call it on the other tensors only.
     """
 
     linear: ClassVar[bool] = False
     uses_shares: ClassVar[bool] = True
+    sums_params: ClassVar[bool] = False
 
     @property
     def fewest(self) -> int:

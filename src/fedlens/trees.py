@@ -10,19 +10,28 @@ import torch
 from torch import Tensor
 
 
-def map_tensors(value: Any, fn: Callable[[Tensor], Tensor]) -> Any:
-    """`value` with `fn` applied to every tensor in it, down through dicts and records."""
-    if isinstance(value, Tensor):
+def map_tensors(value: Any, fn: Callable[[Any], Any], kind: type = Tensor) -> Any:
+    """`value` with `fn` applied to every tensor in it, down through dicts and records.
+
+    Another `kind` is what stands in the place of tensors.
+    """
+    if isinstance(value, kind):
         return fn(value)
     if isinstance(value, dict):
-        return {name: map_tensors(part, fn) for name, part in value.items()}
+        return {name: map_tensors(part, fn, kind) for name, part in value.items()}
     if isinstance(value, (tuple, list)):
-        parts = [map_tensors(part, fn) for part in value]
+        parts = [map_tensors(part, fn, kind) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if hasattr(value, "__dataclass_fields__"):
         names = value.__dataclass_fields__
-        return type(value)(**{name: map_tensors(getattr(value, name), fn) for name in names})
+        return type(value)(**{name: map_tensors(getattr(value, name), fn, kind) for name in names})
     return value
+
+
+def with_tensors(value: Any, tensors: Iterable[Tensor]) -> Any:
+    """`value` with these in the place of its tensors, in the order of `tensors_in`."""
+    there = iter(tensors)
+    return map_tensors(value, lambda _: next(there))
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -91,8 +100,7 @@ def copies(value: Any) -> Any:
         made = torch._foreach_mul([found[place] for place in places], 1)
         for place, copy in zip(places, made, strict=True):
             found[place] = copy
-    copied = iter(found)
-    return map_tensors(value, lambda _: next(copied))
+    return with_tensors(value, found)
 
 
 def stack(values: Sequence[Any]) -> Any:

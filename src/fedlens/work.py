@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedlens import keys
 from fedlens.core import Cohort, Facts, Memory, Plan, Tree
-from fedlens.trees import converted, join, map_tensors, moved, tensors_in
+from fedlens.trees import converted, join, map_tensors, moved, tensors_in, with_tensors
 
 COUNTS = ("num_clients", "num_examples")  # of a Cohort
 DROPOUT = keys.purpose("dropout")
@@ -195,15 +195,10 @@ class PackedInputs(NamedTuple):
 
 
 def _unpacked(like: ClientInputs, packed: PackedInputs) -> ClientInputs:
-    start = 0
-
-    def view(tensor: Tensor) -> Tensor:
-        nonlocal start
-        start += tensor.numel()
-        part = packed.numbers[start - tensor.numel() : start]
-        return part.view(tensor.dtype).view(tensor.shape)
-
-    inputs: ClientInputs = map_tensors(like, view)
+    tensors = tensors_in(like)
+    parts = torch.split(packed.numbers, [t.numel() for t in tensors])
+    views = (part.view(t.dtype).view(t.shape) for part, t in zip(parts, tensors, strict=True))
+    inputs: ClientInputs = with_tensors(like, views)
     return inputs._replace(memory=packed.memory)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fedlens.core import Upload
-from fedlens.engines import gpus, pool
-from fedlens.engines.dispatch import TRIES
+from fedlens.engines import gpus, processes
+from fedlens.engines.workers import TRIES
 from fedlens.pieces.upload import difference
 from fedlens.process_state import is_stopped
 from fedlens.rounds import run_round
@@ -25,11 +25,11 @@ from tests.papers_under_test import BASE
 def test_a_worker_that_dies_or_stands_still_is_replaced_and_the_round_comes_to_the_same(
     options, sign, monkeypatch, caplog
 ):
-    monkeypatch.setattr(pool, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(processes, "LOOK_SECONDS", 0.05)
     engine, program, federation, state = forked(BASE, **options)
     try:
         expected, _ = run_round(program, federation, engine, state, seed=0)
-        os.kill(engine._workers.pool.workers[0].process.pid, sign)
+        os.kill(engine._workers.workers[0].process.pid, sign)
         with caplog.at_level("WARNING", "fedlens"):
             found, _ = run_round(program, federation, engine, state, seed=0)
         assert_equal(found=found.params, expected=expected.params)
@@ -41,18 +41,18 @@ def test_a_worker_that_dies_or_stands_still_is_replaced_and_the_round_comes_to_t
 
 
 def test_much_can_be_sent_to_a_worker_that_stands_still(monkeypatch):
-    monkeypatch.setattr(pool, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(pool, "BUFFERED", 0)
+    monkeypatch.setattr(processes, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(processes, "BUFFERED", 0)
     engine, program, federation, state = forked(BASE, workers=2)
     try:
         expected, _ = run_round(program, federation, engine, state, seed=0)
-        stopped = engine._workers.pool.workers[0].process.pid
+        stopped = engine._workers.workers[0].process.pid
         os.kill(stopped, signal.SIGSTOP)
         while not is_stopped(stopped):
             time.sleep(0.01)
         found, _ = run_round(program, federation, engine, state, seed=0)
         assert_equal(found=found.params, expected=expected.params)
-        assert engine._workers.pool.workers[0].process.pid != stopped
+        assert engine._workers.workers[0].process.pid != stopped
     finally:
         engine.close()
 
@@ -73,11 +73,11 @@ def test_ctrl_c_is_not_lost_while_a_worker_is_forked():
 def test_a_pool_whose_workers_stand_still_can_be_closed():
     engine, program, federation, state = forked(BASE, workers=2)
     run_round(program, federation, engine, state, seed=0)
-    processes = [worker.process for worker in engine._workers.pool.workers]
-    for process in processes:
+    started = [worker.process for worker in engine._workers.workers]
+    for process in started:
         os.kill(process.pid, signal.SIGSTOP)
     engine.close()
-    assert not any(process.is_alive() for process in processes)
+    assert not any(process.is_alive() for process in started)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import fedlens as fl
 from fedlens.client import ClientProgram
 from fedlens.core import Upload, zeros_at_first
-from fedlens.engines import Processes, Sequential, gpus, pool, processes
+from fedlens.engines import Processes, Sequential, gpus, processes, workers
 from fedlens.engines.costs import Costs
 from fedlens.engines.engine import Which
 from fedlens.engines.processes import ForkedWorkers
@@ -88,7 +88,7 @@ def test_clients_that_are_all_alike_cost_the_same():
 def test_few_slots_and_many_clients_change_nothing(monkeypatch):
     everyone = replace(BASE, select=Uniformly(10))
     expected = train(everyone, "processes")
-    monkeypatch.setattr(pool, "UPLOADS", 1)  # two slots a worker
+    monkeypatch.setattr(workers, "UPLOADS", 1)  # two slots a worker
     assert_equal(found=train(everyone, "processes").params, expected=expected.params)
     found = train(everyone, "processes, two devices").params
     for name, value in expected.params.items():
@@ -151,11 +151,11 @@ def test_what_is_sent_besides_may_be_larger_than_anyone_could_know(options):
                 state, _ = run_round(program, federation, one, state, seed=0)
                 if one is engine:
                     assert isinstance(engine._workers, ForkedWorkers)
-                    slots.append(engine._workers.pool.sizes.slot_bytes)
+                    slots.append(engine._workers.sizes.slot_bytes)
             ends.append(state)
         assert slots[0] < slots[1] == slots[2], "memory grew once, to what was measured"
         assert isinstance(engine._workers, ForkedWorkers)
-        assert not engine._workers.pool.slot_is_too_small
+        assert not engine._workers.slot_is_too_small
     finally:
         engine.close()
     for part in ("params", "told"):

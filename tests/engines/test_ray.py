@@ -22,9 +22,9 @@ from fedlens.client import ClientProgram
 from fedlens.core import Upload
 from fedlens.engines import Processes, Ray, cluster, worker_engine
 from fedlens.engines.actor import ActorInit, OnDisk
-from fedlens.engines.actors import Actors
 from fedlens.engines.engine import Engine, Which
 from fedlens.engines.messages import arrays_of, pack, unpack
+from fedlens.engines.ray import Actors
 from fedlens.names import EngineName
 from fedlens.network.network import Network
 from fedlens.pieces import Uniformly

@@ -17,7 +17,7 @@ import pytest
 
 import fedlens as fl
 from fedlens.engines import Processes, Ray, cluster
-from fedlens.engines.actors import Actors
+from fedlens.engines.ray import Actors
 from fedlens.pieces import Uniformly
 from fedlens.run_files import MODEL, read_summary
 from fedlens.runs import spread

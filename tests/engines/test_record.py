@@ -15,7 +15,7 @@ from fedlens.algorithms.clip import clip
 from fedlens.algorithms.fedbn import fedbn
 from fedlens.algorithms.median import median
 from fedlens.client import ClientProgram
-from fedlens.engines import Stacked, factored, recording, stacked
+from fedlens.engines import Stacked, factored, graphs, recording, stacked
 from fedlens.engines.graphs import Captures, no_garbage_collected
 from fedlens.network.network import Network
 from fedlens.pieces import Sgd, Uniformly
@@ -71,7 +71,8 @@ def test_long_rounds_are_recorded_in_blocks_of_steps(name, monkeypatch):
             state, _ = run_round(program, federation, engine, state, seed=0)
         ends.append(state)
     assert recorder is not None
-    assert all(isinstance(key, tuple) and key[0] == "steps" for key, _ in recorder._seen)
+    keys = [key for key, _ in (*recorder._seen, *recorder._captured)]
+    assert all(isinstance(key, tuple) and key[0] == "steps" for key in keys)
     together = {inputs[-1][0][0] for _, inputs in recorder._captured}  # the steps of a capture
     assert 2 in together <= {1, 2}
     for one, other in zip(*(tensors_in((s.params, s.buffers)) for s in ends), strict=True):
@@ -161,6 +162,57 @@ def test_a_warm_up_changes_nothing(name, module, monkeypatch):
         assert torch.equal(one, other)
 
 
+def double(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+def sizes_held(recorder: Captures) -> list[int]:
+    """The sizes of the inputs that calls are recorded for, in the order of recording."""
+    return [one.inputs[0].numel() for one in recorder._captured.values()]
+
+
+def call(recorder: Captures, sizes: list[int]) -> None:
+    for size in sizes:
+        x = torch.rand(size)
+        found = recorder("double", double, x)
+        assert found is None or torch.equal(found, 2 * x)
+
+
+def test_a_full_recorder_replaces_what_was_not_replayed_while_a_shape_recurred(monkeypatch):
+    monkeypatch.setattr(graphs, "MOST_CAPTURES", 2)
+    recorder = Captures(EagerCapture)
+    call(recorder, [1, 2] * 3)
+    assert sizes_held(recorder) == [1, 2]
+    call(recorder, [3, 1, 2] * 5)
+    assert sizes_held(recorder) == [1, 2], "both were replayed since 3 was seen three times"
+    call(recorder, [3, 3, 3, 2, 3])
+    assert sizes_held(recorder) == [1, 2], "calls in a row, as in one round, are one turn"
+    call(recorder, [2, 3, 2, 3])
+    assert sizes_held(recorder) == [2, 3], "1 was not"
+    call(recorder, [1, 1])
+    assert sizes_held(recorder) == [2, 3], "what was replaced has to recur like any other"
+
+
+def test_no_recording_is_added_once_they_take_enough_memory():
+    recorder = Captures(EagerCapture, most_bytes=2 * 4 * 1000)
+    call(recorder, [1000] * 3 + [10] * 3)
+    assert sizes_held(recorder) == [1000], "with its result, one takes it all"
+    call(recorder, [5, 10, 5, 10])
+    assert sizes_held(recorder) == [10]
+    call(recorder, [20] * 3 + [30] * 3)
+    assert sizes_held(recorder) == [10, 20, 30]
+
+
+def test_shapes_that_never_recur_are_not_remembered_for_ever(monkeypatch):
+    monkeypatch.setattr(graphs, "MOST_SHAPES", 5)
+    recorder = Captures(EagerCapture)
+    call(recorder, [100, 100, *range(1, 5), 100])
+    assert sizes_held(recorder) == [100]
+    call(recorder, [200, 200, *range(1, 9), 200])
+    assert sizes_held(recorder) == [100], "it was forgotten"
+    assert len(recorder._seen) == 5
+
+
 @pytest.mark.parametrize("key", ["lr", "rho"])
 @pytest.mark.parametrize("sizes", [[20] * 8, [70, 64, 60, 47, 33, 20]], ids=["equal", "ragged"])
 def test_factored_layers_of_a_sweep_are_recorded_for_whatever_block_they_are_of(
@@ -228,7 +280,7 @@ def test_what_clients_remember_is_found_again_in_whatever_order_a_file_gives_it(
             after, _ = run_round(program, federation, engine, after, seed=0)
         ends.append(after)
     assert recorder is not None
-    rounds = [key for key, _ in recorder._seen if isinstance(key, tuple) and key[0] == "round"]
+    rounds = [key for key, _ in recorder._captured if isinstance(key, tuple) and key[0] == "round"]
     assert len(rounds) == 1, "one record does for all clients, loaded or not"
     for name, expected in ends[0].params.items():
         torch.testing.assert_close(ends[1].params[name], expected, rtol=1e-12, atol=1e-12)

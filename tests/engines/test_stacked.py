@@ -1,17 +1,20 @@
 """Blocks of clients, and factored layers: what `stacked` does to save memory and time."""
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
-from fedlens.engines import Sequential, Stacked
+from fedlens.engines import Sequential, Stacked, stacked
+from fedlens.engines.graphs import Captures
 from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import RoundInput, begin, run_round, run_rounds
+from fedlens.slots import Combine
+from tests.eager_capture import EagerCapture
 from tests.factoring import factoring, has_factored
 from tests.federations import FEW, noisy_images, small_cnn, wide
 from tests.papers_under_test import ALGORITHMS
@@ -51,6 +54,31 @@ def test_too_large_blocks_are_halved_and_the_result_is_the_same():
     expected = after(Sequential(network, federation.examples), network, program, federation)
     assert_same(expected, after(cramped, network, program, federation))
     assert cramped.at_once <= 3
+
+
+def test_recordings_are_dropped_before_blocks_are_halved():
+    federation = noisy_images([16] * 8)
+    network = Network(small_cnn("group"), dtype=torch.float64)
+    program = ClientProgram(ALGORITHMS["fedavg"], network.layout)
+    made: list[Captures] = []
+
+    def make() -> Captures:
+        made.append(Captures(EagerCapture))
+        return made[-1]
+
+    class Filling(Stacked):
+        """There is no room beside the recordings of a whole round."""
+
+        def _train_block(self, prepared, shared, work):
+            parts = super()._train_block(prepared, shared, work)
+            if any(key[0] == "round" for key, _ in prepared.recorder._captured):
+                raise torch.OutOfMemoryError("no room")
+            return parts
+
+    engine = Filling(network, federation.examples, make_recorder=make)
+    expected = after(Sequential(network, federation.examples), network, program, federation, 7)
+    assert_same(expected, after(engine, network, program, federation, 7))
+    assert len(made) > 1 and engine.at_once == stacked.AT_ONCE
 
 
 def test_memory_that_does_not_do_for_one_client_is_an_error():
@@ -138,6 +166,41 @@ def test_layers_are_not_factored_where_it_would_not_hold(name):
     engine = Stacked(network, federation.examples)
     after(engine, network, program, federation, rounds=1)
     assert not has_factored(engine)
+
+
+@dataclass(frozen=True)
+class SumThatSays(Combine):
+    """Someone's own weighted sum."""
+
+    sums_params: ClassVar[bool]
+    linear: ClassVar[bool] = True
+
+    def __call__(self, updates, shares, cohort, layout):
+        return {name: torch.tensordot(shares.to(u), u, dims=1) for name, u in updates.items()}
+
+
+@dataclass(frozen=True)
+class Declared(SumThatSays):
+    sums_params: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Silent(SumThatSays):
+    sums_params: ClassVar[bool] = False
+
+
+def test_a_combine_that_says_that_it_sums_is_spared_the_matrices():
+    federation = noisy_images(FEW)
+    network = Network(wide(0.2), dtype=torch.float64)
+    ends = []
+    for combine in (Silent(), Declared()):
+        program = ClientProgram(replace(plain("fedavg"), combine=combine), network.layout)
+        engine = Stacked(network, federation.examples)
+        ends.append(after(engine, network, program, federation))
+        assert engine._prepared is not None
+        (form,) = engine._prepared.forms.values()
+        assert form.sums_uploads is combine.sums_params
+    assert_same(*ends)
 
 
 def test_a_small_matrix_is_not_factored():

@@ -193,7 +193,6 @@ def test_a_penalty_has_a_gradient_of_its_own():
 
 
 def test_evaluation_computes_kernels_of_five_rows_with_fewer_products():
-    """Those of three rows gain nothing by it where nobody asks for a gradient."""
     torch.default_generator.manual_seed(0)
     module = nn.Sequential(
         nn.Conv2d(3, 64, 5), nn.ReLU(), nn.Conv2d(64, 64, 5), nn.ReLU(), nn.Conv2d(64, 64, 3),

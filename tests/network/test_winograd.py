@@ -9,11 +9,10 @@ from fedlens.network.network import Network
 from fedlens.network.single import winograd
 
 SHAPES = {  # size, channels, height and width, out, kernel, padding
-    "rows fill the tiles": (2, 3, (10, 7), 4, (3, 3), (0, 0)),
-    "rows to spare": (2, 3, (9, 8), 4, (3, 3), (1, 1)),
-    "fewer rows than a tile": (3, 2, (3, 5), 2, (3, 3), (1, 0)),
-    "five rows": (2, 3, (16, 9), 4, (5, 5), (2, 2)),
-    "five rows, much padding": (1, 2, (6, 6), 3, (5, 3), (4, 2)),
+    "rows fill the tiles": (2, 3, (16, 9), 4, (5, 5), (2, 2)),
+    "rows to spare": (2, 3, (9, 8), 4, (5, 3), (1, 1)),
+    "fewer rows than a tile": (3, 2, (5, 7), 2, (5, 5), (1, 0)),
+    "much padding": (1, 2, (6, 6), 3, (5, 3), (4, 2)),
     "taller than wide": (2, 3, (11, 6), 4, (5, 1), (0, 0)),
 }
 
@@ -45,9 +44,8 @@ def test_result_and_gradients_are_those_of_the_plain_convolution(name):
         torch.testing.assert_close(one, two, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("rows", [3, 5])
-def test_in_float32_the_error_is_a_few_times_that_of_the_plain_convolution(rows):
-    shape = (4, 32, (12 + rows - 1, 12), 32, (rows, rows), (0, 0))
+def test_in_float32_the_error_is_a_few_times_that_of_the_plain_convolution():
+    shape = (4, 32, (16, 12), 32, (5, 5), (0, 0))
     x, weight, _ = batch(shape, torch.float32)
     exact = F.conv2d(x.double(), weight.double())
     plain = (F.conv2d(x, weight) - exact).norm()
@@ -63,7 +61,7 @@ def test_in_float32_the_error_is_a_few_times_that_of_the_plain_convolution(rows)
         ((64, 3, (16, 16), 64, (5, 5), ()), ((1, 1), (2, 2), (1, 1), 1), False),
         ((2, 64, (4, 4), 64, (5, 5), ()), ((1, 1), (2, 2), (1, 1), 1), False),
         ((64, 64, (16, 16), 64, (7, 7), ()), ((1, 1), (3, 3), (1, 1), 1), False),
-        ((64, 64, (16, 16), 64, (3, 5), ()), ((1, 1), (1, 2), (1, 1), 1), False),
+        ((64, 64, (16, 16), 64, (3, 3), ()), ((1, 1), (1, 1), (1, 1), 1), False),
         ((64, 64, (3, 3), 64, (5, 5), ()), ((1, 1), (0, 0), (1, 1), 1), False),
     ],
 )

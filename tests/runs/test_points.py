@@ -54,10 +54,14 @@ def test_no_stack_has_more_clients_than_are_trained_at_once(cohorts, expected):
 
 def test_on_a_gpu_a_stack_is_as_large_as_half_its_memory_is_taken_to_hold():
     gigabytes = 10**9
-    assert on_a_gpu(141 * gigabytes, 11_700_000) == 125
-    assert on_a_gpu(8 * gigabytes, 11_700_000) == 7
-    assert on_a_gpu(8 * gigabytes, 10**9) == 1
-    assert on_a_gpu(141 * gigabytes, 1_000_000) == MOST
+    for memory, parameters, expected in (
+        (141 * gigabytes, 11_700_000, 125),
+        (8 * gigabytes, 11_700_000, 7),
+        (8 * gigabytes, 10**9, 1),
+        (141 * gigabytes, 1_000_000, MOST),
+    ):
+        assert on_a_gpu(memory, parameters, keeps_uploads=False) == expected
+    assert on_a_gpu(141 * gigabytes, 11_700_000, keeps_uploads=True) == 125 // 2
 
 
 @pytest.mark.parametrize(("seeds", "expected"), [(3, [30, 30, 30]), (1, [4, 3, 3] * 3)])

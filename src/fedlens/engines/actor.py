@@ -5,21 +5,19 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedlens.client import ClientProgram
-from fedlens.core import Memory
 from fedlens.engines.driver import Driver
 from fedlens.engines.messages import Message, pack, unpack
-from fedlens.engines.trainer import Done, Sent, Trainer
+from fedlens.engines.trainer import Trainer
 from fedlens.federation import Examples
 from fedlens.network.network import Network
-from fedlens.trees import map_tensors, unstack
-from fedlens.work import exact_model
+from fedlens.trees import map_tensors
+from fedlens.work import Shared, exact_model
 
 
 class OnDisk(NamedTuple):
@@ -141,23 +139,16 @@ class Actor:
     def set_program(self, program: ClientProgram) -> None:
         self.trainer.program = program
 
-    def begin(self, trees: Message) -> None:
+    def begin(self, message: Message) -> None:
         """Set what the following tasks have in common."""
-        found: Memory = unpack(trees)
-        if "params" in found and "exact" not in found:
-            found["exact"] = exact_model(found["params"] | found["buffers"])
-        self.trainer.begin(found)
+        given, work = unpack(message)
+        if isinstance(given, Shared) and not given.exact:
+            given = given._replace(exact=exact_model(given.params | given.buffers))
+        self.trainer.begin(given, work)
 
-    def train(self, message: Message) -> Message:
-        def task() -> Sent:
-            work, memory = unpack(message)
-            return self.trainer.train(replace(work, memory=unstack(memory, len(work))))
-
-        return _packed(self.trainer.do(task))
-
-    def predict(self, examples: int, which: Message) -> Message:
-        return _packed(self.trainer.do(lambda: self.trainer.predict(examples, unpack(which))))
+    def do(self, message: Message) -> Message:
+        return pack(self.trainer.do(unpack(message), _on_host))
 
 
-def _packed(done: Done) -> Message:
-    return pack(map_tensors(done, lambda t: t.cpu().contiguous()))
+def _on_host(value: Any) -> Any:
+    return map_tensors(value, lambda t: t.cpu().contiguous())

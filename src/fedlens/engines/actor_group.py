@@ -28,8 +28,8 @@ class RemoteWorker:
         self.set_up, self.loaded = set_up, loaded  # references of the results of both calls
         self.given: deque[tuple[int, Any]] = deque()  # the number of a task, and a reference
         self.program: Any = None  # the last one that it was sent
-        self.trees: Any = None  # the last common trees that it was sent
-        self.most_bytes = 0  # see `Done.most_bytes`
+        self.common: Any = None  # what its last tasks had in common
+        self.most_bytes = 0  # see `Result.most_bytes`
 
 
 class ActorGroup:

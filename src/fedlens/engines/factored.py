@@ -42,7 +42,6 @@ from fedlens.network.factors import Factors
 from fedlens.network.layout import Layout
 from fedlens.network.network import Network
 from fedlens.network.stacked.products import drifted, faded, wide_product
-from fedlens.pieces.combine import WeightedSum
 from fedlens.pieces.upload import difference
 from fedlens.slots import Combine, LocalStep
 from fedlens.trees import map_tensors
@@ -113,7 +112,7 @@ class FactoredForm:
         self.network, self.names = network, names
         # If only the sum of the differences is needed, no client's own difference is computed.
         self.sums_uploads = not program.guarded and all(
-            isinstance(one.combine, WeightedSum) and one.upload is difference and not one.channel
+            one.combine.sums_params and one.upload is difference and not one.channel
             for one in program.algorithms
         )
         self.channels = {n: network.flattened_channels(n.removesuffix(".weight")) for n in names}
@@ -126,11 +125,10 @@ class FactoredForm:
         return replace(program, algorithm=self._amended(program.algorithm), each=each, form=self)
 
     def _amended(self, algorithm: Algorithm) -> Algorithm:
-        combine = algorithm.combine
         if not self.sums_uploads:
             return algorithm
-        assert isinstance(combine, WeightedSum)
-        return replace(algorithm, upload=SendFactors(self), combine=MultiplyFactors(combine, self))
+        combine = MultiplyFactors(algorithm.combine, self)
+        return replace(algorithm, upload=SendFactors(self), combine=combine)
 
     def send(self, shared: Shared, work: Work) -> Shared:
         """What clients are sent: the model without these weights, which `self.server` holds."""
@@ -259,9 +257,9 @@ def _times(grads: Tensor, weights: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MultiplyFactors(Combine):
-    """combine: the weighted sum; of factored weights, it is the product of the factors."""
+    """combine: the weighted sum of factored weights is the product of the factors."""
 
-    inner: WeightedSum
+    inner: Combine
     form: FactoredForm
     linear: ClassVar[bool] = True
 

@@ -7,8 +7,8 @@ A capture is a CUDA graph, which a single launch replays. Evaluations run on a s
 from __future__ import annotations
 
 import gc
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,11 +17,13 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from fedlens.trees import copy_all, map_tensors, stack, tensors_in, unstack
+from fedlens.trees import copy_all, map_tensors, stack, tensors_in, unstack, with_tensors
 
 T = TypeVar("T")
 
 WORTH_IT = 3  # a shape is captured at this many calls
+MOST_CAPTURES = 256  # that a recorder holds
+MOST_SHAPES = 4096  # not captured yet, whose last calls are known
 URGENT, NOT_URGENT = -1, 0  # CUDA stream priorities: lower goes first
 
 
@@ -103,9 +105,11 @@ class Captured:
     """A capture, and the memory that its inputs are copied to."""
 
     capture: Capture
+    num_bytes: int  # of its own inputs and its result
     inputs: list[Tensor]
     copied: list[tuple[Tensor, int]]  # the tensors last copied to the inputs, with versions
     in_place: bool  # whether some inputs lie in the memory of `place`
+    last: int = 0  # the turn in which it was last replayed
 
     def copy(self, given: list[Tensor]) -> None:
         """Copy the tensors that changed since the last copy."""
@@ -124,11 +128,27 @@ Shaped = tuple[object, tuple[tuple[torch.Size, torch.dtype], ...]]
 
 
 @dataclass
+class Seen:
+    """The calls of a shape that is not captured. Calls in a row have one turn."""
+
+    calls: int = 0
+    turns: deque[int] = field(default_factory=lambda: deque(maxlen=WORTH_IT))  # the last ones
+
+
+@dataclass
 class Captures:
-    """A recorder (`recording.Recorder`) for one program."""
+    """A recorder (`recording.Recorder`) for one program.
+
+    What it holds is bounded: in number, and once captures take `most_bytes`, no more are added. A
+    new one then takes the place of the least recently replayed, if its shape had WORTH_IT turns
+    since that replay. So captures of shapes that rarely recur do not displace each other.
+    """
 
     make: Callable[..., Capture] = CudaGraph
-    _seen: Counter[Shaped] = field(default_factory=Counter)
+    most_bytes: int = 2**62
+    _turn: int = 0
+    _latest: Shaped | None = None
+    _seen: dict[Shaped, Seen] = field(default_factory=dict)  # least recently called first
     _captured: dict[Shaped, Captured] = field(default_factory=dict)
     _pool: Any = None
     _place: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
@@ -136,16 +156,48 @@ class Captures:
     def __call__(self, key: object, function: Callable[..., T], *inputs: Any) -> T | None:
         given = tensors_in(inputs)
         shapes = (key, tuple((t.shape, t.dtype) for t in given))
+        if shapes != self._latest:
+            self._turn, self._latest = self._turn + 1, shapes
         captured = self._captured.get(shapes)
         if captured is None:
-            self._seen[shapes] += 1
-            if self._seen[shapes] < WORTH_IT:
+            if not self._is_worth_it(shapes):
                 return None
             captured = self._captured[shapes] = self._capture(function, inputs)
+        captured.last = self._turn
         captured.copy(given)
         captured.capture.replay()
         result: T = captured.capture.result
         return result
+
+    def _is_worth_it(self, shapes: Shaped) -> bool:
+        """Whether to capture a shape at this call; if so, there is room for it."""
+        seen = self._seen.pop(shapes, None) or Seen()
+        self._seen[shapes] = seen
+        if len(self._seen) > MOST_SHAPES:
+            del self._seen[next(iter(self._seen))]
+        seen.calls += 1
+        if self._turn not in seen.turns:
+            seen.turns.append(self._turn)
+        if seen.calls < WORTH_IT:
+            return False
+        while self._captured and self._is_full:
+            oldest = min(self._captured, key=lambda one: self._captured[one].last)
+            if len(seen.turns) < WORTH_IT or self._captured[oldest].last > seen.turns[0]:
+                return False
+            self._forget([oldest])
+        del self._seen[shapes]
+        return True
+
+    @property
+    def _is_full(self) -> bool:
+        taken = sum(one.num_bytes for one in self._captured.values())
+        return len(self._captured) >= MOST_CAPTURES or taken >= self.most_bytes
+
+    def _forget(self, gone: Iterable[Shaped]) -> None:
+        for shapes in gone:
+            del self._captured[shapes]
+        if not self._captured:  # the pool is freed with the last graph that uses it
+            self._pool = None
 
     def place(self, value: T) -> T:
         tensors, places = tensors_in(value), []
@@ -154,16 +206,12 @@ class Captures:
             if name not in self._place or len(self._place[name]) < tensor.numel():
                 self._place[name] = tensor.new_empty(tensor.numel())
                 # These captures read the old memory, which is no longer used.
-                kept = {s: one for s, one in self._captured.items() if not one.in_place}
-                self._captured = kept
-                if not kept:  # the pool is freed with the last graph that uses it
-                    self._pool = None
+                self._forget([s for s, one in self._captured.items() if one.in_place])
             strides = torch.empty_like(tensor, device="meta").stride()
             places.append(self._place[name].as_strided(tensor.shape, strides))
         with torch.no_grad():
             copy_all(zip(tensors, places, strict=True))
-        there = iter(places)
-        placed: T = map_tensors(value, lambda _: next(there))
+        placed: T = with_tensors(value, places)
         return placed
 
     def _capture(self, function: Callable[..., Any], inputs: Any) -> Captured:
@@ -175,7 +223,15 @@ class Captures:
         if isinstance(capture, CudaGraph):
             self._pool = capture.graph.pool()
         tensors = tensors_in(own)
-        return Captured(capture, tensors, [(t, t._version) for t in tensors], in_place)
+        num_bytes = _bytes_of([*tensors, *tensors_in(capture.result)], places)
+        copied = [(t, t._version) for t in tensors]
+        return Captured(capture, num_bytes, tensors, copied, in_place)
+
+
+def _bytes_of(tensors: Iterable[Tensor], places: set[int]) -> int:
+    """The bytes of memory that tensors take, except in `places`."""
+    memory = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors)}
+    return sum(size for place, size in memory.items() if place not in places)
 
 
 def _own(value: Any, places: set[int]) -> Any:

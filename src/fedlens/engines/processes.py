@@ -9,29 +9,37 @@ process that has not used a GPU itself can fork such a worker.
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import multiprocessing
 import os
+import pickle
 import sys
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
+from multiprocessing.connection import Connection, wait
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
 
 from fedlens.client import ClientProgram
 from fedlens.core import Tree
-from fedlens.engines.costs import Costs
-from fedlens.engines.engine import Engine, Which
-from fedlens.engines.gpus import gpu_names
-from fedlens.engines.pool import Pool, Sizes
-from fedlens.engines.shared_memory import SharedBuffer
-from fedlens.engines.trainer import Done, Trainer
-from fedlens.engines.worker import Predicting, Training, Worker, sent_by
+from fedlens.engines.engine import Engine
+from fedlens.engines.gpus import check_unused, fork, forked, gpu_names
+from fedlens.engines.shared_memory import SharedBuffer, Written
+from fedlens.engines.trainer import Result, Task, Trained, Trainer
 from fedlens.engines.worker_engine import WorkerEngine
+from fedlens.engines.workers import TRIES, Sizes, Workers
 from fedlens.federation import Examples
 from fedlens.network.network import Network
-from fedlens.trees import stack
+from fedlens.process_state import is_stopped
 from fedlens.work import Shared, Work
+
+BUFFERED = 2**15  # bytes that a pipe buffers if the worker reads nothing
+LOOK_SECONDS = 1.0  # between two checks of workers that do not answer
+
+logger = logging.getLogger(__name__)
 
 
 def num_cores() -> int:
@@ -94,62 +102,206 @@ class Processes(WorkerEngine):
     def _workers_for(self, program: ClientProgram, shared: Shared, work: Work) -> ForkedWorkers:
         workers = self._workers
         assert workers is None or isinstance(workers, ForkedWorkers)
-        fits = workers is not None and program.differs_in_numbers_alone(workers.pool.program)
-        if workers is not None and fits and not workers.pool.slot_is_too_small:
+        fits = workers is not None and program.differs_in_numbers_alone(workers.program)
+        if workers is not None and fits and not workers.slot_is_too_small:
             workers.program = program  # its numbers are sent with the work
             return workers
         sizes = Sizes.of(program, shared, work, self.num_workers, len(self.devices))
         if workers is not None and fits:
-            sizes = sizes.grown(workers.pool.most_answered)  # what clients sent did not fit
+            sizes = sizes.grown(workers.most_sent)  # what clients sent did not fit
         self.close()
+        sets, stacks = self.example_sets, bool(self.devices)
+        return ForkedWorkers(
+            program,
+            sizes,
+            [
+                Trainer(self.network, sets, device, stacks, program)
+                for device in self.devices or [torch.device("cpu")] * self.num_workers
+            ],
+        )
 
-        def worker(device: torch.device, model: SharedBuffer, slots: list[SharedBuffer]) -> Worker:
-            sets, stacks = self.example_sets, bool(self.devices)
-            return Worker(Trainer(self.network, sets, device, stacks, program), model, slots)
 
-        devices = self.devices or [torch.device("cpu")] * self.num_workers
-        pool = Pool(program, sizes, [partial(worker, device) for device in devices], devices)
-        return ForkedWorkers(pool, len(devices), program)
+class Begin(NamedTuple):
+    """What the following tasks have in common. The worker sends no answer to it."""
+
+    given: Any  # see `Trainer.begin`, with places in the memory of the round
+    numbers: Sequence[float]  # of the program in this round
 
 
-class ForkedWorkers:
-    """The processes of a pool as `Workers` of the engine."""
+class Given(NamedTuple):
+    """A task, and the slot for its tensors and those of its result."""
 
-    def __init__(self, pool: Pool, num_workers: int, program: ClientProgram) -> None:
-        self.pool, self.num_workers, self.program = pool, num_workers, program
-        self.costs, self.short_seconds = Costs(), 0.0
-        self.num_waiting, self.clients_a_task = len(pool.slots), pool.sizes.clients_a_slot
+    slot: int
+    task: Written
+
+
+class WorkerProcess:
+    """A worker process and its unanswered tasks.
+
+    The trainer is made before the fork, so the process has all of it without a copy.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        round: SharedBuffer,
+        slots: Sequence[SharedBuffer],
+        others: Sequence[WorkerProcess],
+    ) -> None:
+        context = multiprocessing.get_context("fork")
+        self.trainer = trainer
+        self.pipe, theirs = context.Pipe()
+        self.given: deque[tuple[int, int]] = deque()  # the number of a task, and its slot
+        self.most_bytes = 0  # see `Result.most_bytes`
+        self.was_stopped = False  # at the last check
+        self.missed = False  # whether it missed a message
+        ours = [self.pipe, *(other.pipe for other in others)]
+        arguments = (trainer, round, slots, theirs, ours)
+        self.process = context.Process(target=_serve, args=arguments, daemon=True)
+        fork(self.process)
+        theirs.close()
+
+    def send(self, message: bytes) -> None:
+        if len(message) > BUFFERED and self._stands_still():
+            self.missed = True  # writing more than the pipe buffers would block
+            return
+        with contextlib.suppress(OSError):  # it is dead, which `receive` will notice
+            self.pipe.send_bytes(message)
+
+    def receive(self) -> Result | None:
+        """Its next result, or None if it is dead."""
+        try:
+            result: Result = pickle.loads(self.pipe.recv_bytes())
+        except (EOFError, OSError):
+            return None
+        return result
+
+    def is_stopped(self) -> bool:
+        """Whether it is stopped now and was at the last check, or has missed a message.
+
+        One check is not enough: after Ctrl-Z and `fg`, this process may resume before the worker.
+        """
+        stopped, self.was_stopped = self.was_stopped, self._stands_still()
+        return self.missed or (stopped and self.was_stopped)
+
+    def _stands_still(self) -> bool:
+        assert self.process.pid is not None
+        return is_stopped(self.process.pid)
+
+    def kill(self) -> None:
+        self.process.kill()  # SIGTERM would not end a stopped process
+        self.process.join()
+        self.pipe.close()
+
+
+class ForkedWorkers(Workers[WorkerProcess]):
+    """Processes, and the memory that they share with this one. Each task has a slot of it."""
+
+    def __init__(self, program: ClientProgram, sizes: Sizes, trainers: Sequence[Trainer]) -> None:
+        super().__init__()
+        if any(trainer.device.type == "cuda" for trainer in trainers):
+            check_unused()
+        self.program, self.sizes = program, sizes
+        self.num_waiting, self.clients_a_task = sizes.num_slots, sizes.clients_a_slot
+        self.round = SharedBuffer(sizes.round_bytes)
+        self.slots = [SharedBuffer(sizes.slot_bytes) for _ in range(sizes.num_slots)]
+        self.most_sent = 0  # bytes of the largest result of training, even if it did not fit
+        self._begun = b""  # the last `Begin` that workers were sent, pickled
+        self._free = [*range(sizes.num_slots)]
+        self._slot_of: dict[int, int] = {}  # of tasks whose result is in use
+        self.workers: list[WorkerProcess] = []
+        try:
+            for trainer in trainers:
+                self.workers.append(self._forked(trainer, self.workers))
+        except BaseException:
+            self.stop()
+            raise
+
+    def _forked(self, trainer: Trainer, others: Sequence[WorkerProcess]) -> WorkerProcess:
+        return WorkerProcess(trainer, self.round, self.slots, others)
 
     @property
-    def busy_seconds(self) -> float:
-        return self.pool.busy_seconds
+    def slot_is_too_small(self) -> bool:
+        return self.most_sent > self.sizes.slot_bytes
 
-    @property
-    def most_bytes(self) -> int:
-        return self.pool.most_bytes
+    def begin(self, given: Shared | Tree, work: Work | None) -> None:
+        numbers = [number for (number,) in self.program.numbers]  # of the one experiment
+        self._begun = pickle.dumps(Begin(self.round.write((given, work)).value, numbers))
+        for worker in self.workers:
+            worker.send(self._begun)
 
-    def train(
-        self, shared: Shared, work: Work, blocks: Sequence[slice], order: list[int]
-    ) -> Iterator[Done]:
-        self.pool.begin_training(self.program, shared, work)
+    def send(self, worker: WorkerProcess, number: int, task: Task) -> None:
+        slot = self._free.pop()
+        worker.send(pickle.dumps(Given(slot, self.slots[slot].write(task))))
+        worker.given.append((number, slot))
 
-        def task(rows: slice, number: int, slot: SharedBuffer) -> Training:
-            written = slot.write(stack(work.memory[rows]))
-            return Training(rows, number, written.positions, written.rest)
+    def receive(self, waits: bool) -> tuple[dict[int, Result], list[WorkerProcess]]:
+        busy = {worker.pipe: worker for worker in self.workers if worker.given}
+        timeout = LOOK_SECONDS if waits else 0
+        ready = [busy[pipe] for pipe in wait(list(busy), timeout)]  # type: ignore[index]
+        gone = [] if ready or not waits else [w for w in busy.values() if w.is_stopped()]
+        results = {}
+        for worker in ready:
+            found = worker.receive()
+            if found is None:
+                gone.append(worker)
+                continue
+            number, slot = worker.given.popleft()
+            value, end = self.accept(found, worker).value
+            if isinstance(value, Trained):
+                self.most_sent = max(self.most_sent, end)
+            results[number] = found._replace(value=self.slots[slot].read(value))
+            self._slot_of[number] = slot
+        return results, gone
 
-        tasks = [partial(task, rows) for rows in blocks]
-        for answer, slot in self.pool.answers(tasks, order):
-            yield Done(sent_by(answer, slot), answer.done.busy)
+    def release(self, number: int) -> None:
+        self._free.append(self._slot_of.pop(number))
 
-    def predict(self, model: Tree, number: int, batches: Sequence[Which]) -> Iterator[Tensor]:
-        self.pool.begin_predicting(model)
-
-        def task(which: Which, slot: int, _: SharedBuffer) -> Predicting:
-            return Predicting(number, which)
-
-        tasks = [partial(task, which) for which in batches]
-        for answer, _ in self.pool.answers(tasks, list(range(len(tasks)))):
-            yield answer.result
+    def replace(self, worker: WorkerProcess, times: int) -> None:
+        """Fork a new worker in place of a lost one; raise an error after TRIES losses of a task."""
+        place = self.workers.index(worker)
+        worker.kill()
+        self._free += [slot for _, slot in worker.given]
+        if times == TRIES:
+            raise ChildProcessError(
+                f"a worker process was killed {times} times over the same clients, perhaps because "
+                'memory ran out: choose engine = "sequential", or a smaller local.batch_size'
+            )
+        logger.warning("a worker process was killed or stopped: another trains its clients")
+        others = [one for one in self.workers if one is not worker]
+        self.workers[place] = self._forked(worker.trainer, others)
+        self.workers[place].send(self._begun)
 
     def stop(self) -> None:
-        self.pool.terminate()
+        for worker in self.workers:
+            worker.kill()
+
+
+def _serve(
+    trainer: Trainer,
+    round: SharedBuffer,
+    slots: Sequence[SharedBuffer],
+    pipe: Connection,
+    others: Sequence[Connection],
+) -> None:
+    """Do tasks until this process is killed."""
+    for other in others:
+        other.close()  # else no worker would notice that the parent has ended
+    forked()
+    trainer.configure_process()
+    assert trainer.program is not None
+    while True:
+        try:
+            message: Begin | Given = pickle.loads(pipe.recv_bytes())
+        except (EOFError, OSError):
+            os._exit(0)
+        if isinstance(message, Begin):
+            trainer.begin(*round.read(message.given))
+            trainer.program = trainer.program.with_numbers(message.numbers)
+            continue
+        slot, (task, end) = slots[message.slot], message.task
+        result = trainer.do(slot.read(task), partial(slot.write, after=end))
+        try:
+            pipe.send_bytes(pickle.dumps(result))
+        except ConnectionError:  # the parent was killed, and reads nothing more
+            os._exit(0)

@@ -7,21 +7,30 @@ a worker of `processes` does (`trainer.py`), and the result is the same to the l
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from fedlens.client import ClientProgram
-from fedlens.engines.actor import ActorInit, OnDisk
-from fedlens.engines.actors import Actors
+from fedlens.core import Tree
+from fedlens.engines.actor import Actor, ActorInit, OnDisk
+from fedlens.engines.actor_group import ActorGroup, RemoteWorker, lost_errors
 from fedlens.engines.cluster import connect, gpus
 from fedlens.engines.engine import Engine
-from fedlens.engines.messages import arrays_of
+from fedlens.engines.messages import arrays_of, pack, unpack
+from fedlens.engines.trainer import Result, Task
 from fedlens.engines.worker_engine import WorkerEngine
+from fedlens.engines.workers import TRIES, Sizes, Workers
 from fedlens.federation import Examples
 from fedlens.network.network import Network
-from fedlens.work import Shared, Work
+from fedlens.trees import map_tensors
+from fedlens.work import Shared, Work, exact_model
+
+SHORT_SECONDS = 0.015  # see `Workers.short_seconds`: Ray takes about a millisecond for a task
+
+logger = logging.getLogger(__name__)
 
 
 def ray(
@@ -91,3 +100,95 @@ class Ray(WorkerEngine):
             self._workers = workers
         workers.prepare(program, shared, work)
         return workers
+
+
+class Actors(Workers[RemoteWorker]):
+    """Workers that are actors: one per core, or one per GPU, of every live node."""
+
+    num_waiting = clients_a_task = 1
+    short_seconds = SHORT_SECONDS
+
+    def __init__(
+        self,
+        ray: Any,
+        init: ActorInit,
+        on_gpus: bool,
+        device: torch.device,  # of each actor, among those that it sees
+        stacks: bool,
+        most_workers: int | None,
+    ) -> None:
+        super().__init__()
+        self.ray, self.num_lost = ray, 0
+        arguments = device, stacks
+        self.group = ActorGroup(ray, Actor, arguments, ray.put(init), on_gpus, most_workers)
+        self.workers = self.group.workers
+        self._program: ClientProgram | None = None
+        self._common: Any = None  # what tasks have in common, or its reference
+
+    def prepare(self, program: ClientProgram, shared: Shared, work: Work) -> None:
+        """Before a round: start workers where nodes have room, and use those that are ready."""
+        if program is not self._program:
+            self._program, self._program_there = program, self.ray.put(program)
+        self.group.start(len(work))
+        sizes = Sizes.of(program, shared, work, self.num_workers, num_devices=1)
+        self.num_waiting, self.clients_a_task = sizes.num_slots, sizes.clients_a_slot
+
+    def begin(self, given: Shared | Tree, work: Work | None) -> None:
+        """Prepare what tasks have in common. If it is large, each node receives it only once."""
+        if isinstance(given, Shared):
+            exact = exact_model(given.params | given.buffers)
+            if all(torch.equal(exact[name], t) for name, t in given.exact.items()):
+                given = given._replace(exact={})  # two thirds of the bytes: actors compute it
+        message = pack(map_tensors((given, work), torch.Tensor.contiguous))
+        self._common = self.ray.put(message) if arrays_of(message) else message
+
+    def send(self, worker: RemoteWorker, number: int, task: Task) -> None:
+        """Send a task, and before it what its worker lacks of the program and the round."""
+        if worker.program is not self._program_there:
+            worker.handle.set_program.remote(self._program_there)
+            worker.program = self._program_there
+        if worker.common is not self._common:
+            worker.handle.begin.remote(self._common)
+            worker.common = self._common
+        message = pack(map_tensors(task, torch.Tensor.contiguous))
+        worker.given.append((number, worker.handle.do.remote(message)))
+
+    def receive(self, waits: bool) -> tuple[dict[int, Result], list[RemoteWorker]]:
+        waited = {
+            reference: (worker, number)
+            for worker in self.workers
+            for number, reference in worker.given
+        }
+        results: dict[int, Result] = {}
+        gone: dict[int, RemoteWorker] = {}
+        if not waited:
+            return results, []
+        ready, _ = self.ray.wait(list(waited), timeout=None if waits else 0)
+        if ready:
+            ready, _ = self.ray.wait(list(waited), num_returns=len(waited), timeout=0)
+        for reference in ready:
+            worker, number = waited[reference]
+            try:
+                result: Result = unpack(self.ray.get(reference))
+            except lost_errors(self.ray):
+                gone[id(worker)] = worker
+                continue
+            worker.given.remove((number, reference))
+            results[number] = self.accept(result, worker)
+        return results, list(gone.values())
+
+    def replace(self, worker: RemoteWorker, times: int) -> None:
+        """Continue without a lost worker; raise an error if its task was lost TRIES times."""
+        self.num_lost += 1
+        self.group.remove(worker)
+        if times == TRIES:
+            raise ChildProcessError(
+                f"a worker of the Ray cluster was lost {times} times over the same clients, "
+                "perhaps because memory ran out: choose a smaller local.batch_size"
+            )
+        logger.warning("a worker of the Ray cluster was lost: others train its clients")
+        if not self.workers:
+            self.group.start(len(worker.given))
+
+    def stop(self) -> None:
+        self.group.stop()

@@ -23,6 +23,7 @@ from fedlens.work import Part, Shared, Work
 
 AT_ONCE = 64  # clients side by side, until the memory of one client is measured
 SHARE = 0.5  # of a GPU's memory that a block of clients may use
+RECORDED = 0.125  # of a GPU's memory that recordings may use for inputs and results of their own
 T = TypeVar("T")
 
 
@@ -52,8 +53,9 @@ class Stacked(Engine):
 
     On a GPU local training is recorded as CUDA graphs: small clients launch many small kernels, and
     without recording most time goes into the launches. The first block on a GPU measures the memory
-    of a client, and later blocks fill half of the GPU's memory; if that is still too much, they are
-    halved. Linear layers are factored where that is cheaper.
+    of a client, and later blocks fill half of the GPU's memory; if that is still too much, first
+    all recordings are dropped, and then blocks are halved. Linear layers are factored where that is
+    cheaper.
     """
 
     network: Network
@@ -82,28 +84,31 @@ class Stacked(Engine):
         return 1 - self._num_real / self._num_computed if self._num_computed else None
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
-        prepared = self._prepared
-        if prepared is None or not program.differs_in_numbers_alone(prepared.program):
-            self._prepared = prepared = Prepared(program, self._recorder(urgent=True))
-        prepared.use(program)
+        prepared = self._prepared_for(program)
         shared = shared._replace(params=self.network.lay_out_stacked(shared.params))
         start, each = 0, _clients_of_each(work)
         one_by_one = faster_one_by_one(self.network, program, work)
+        has_dropped = prepared.recorder is None  # whether no recordings are left to drop
         while start < len(work):
             # Blocks of one size have the same shapes; experiments that fit in a block stay whole.
             left, most = len(work) - start, self.at_once
             most = min(each, most) if one_by_one else most
             size = -(-left // -(-left // most))
             size = max(size // each * each, each) if each <= most else size
+            block = work if size == len(work) else work.rows(slice(start, start + size))
+            parts: list[Part] | None = None
             try:
-                block = work if size == len(work) else work.rows(slice(start, start + size))
                 parts = self._train_block(prepared, shared, block)
             except torch.OutOfMemoryError:
-                if size == 1:
+                if size == 1 and has_dropped:
                     raise
-                self.at_once = size // 2
-                self._prepared = prepared = Prepared(program, self._recorder(urgent=True))
+            if parts is None:  # the error has gone, and with it what its frames held
+                if has_dropped:
+                    self.at_once = size // 2
+                self.close()
+                prepared = self._prepared_for(program)
                 torch.cuda.empty_cache()
+                has_dropped = True
                 continue
             # If the block is the whole cohort, nothing overwrites its memory before the next round.
             yield from parts if size < len(work) else (p._replace(borrowed=False) for p in parts)
@@ -112,6 +117,13 @@ class Stacked(Engine):
         self._num_computed += sum(
             training * width for training, width in zip(*work.plan.cuts, strict=True)
         )
+
+    def _prepared_for(self, program: ClientProgram) -> Prepared:
+        prepared = self._prepared
+        if prepared is None or not program.differs_in_numbers_alone(prepared.program):
+            self._prepared = prepared = Prepared(program, self._recorder(urgent=True))
+        prepared.use(program)
+        return prepared
 
     def _train_block(self, prepared: Prepared, shared: Shared, work: Work) -> list[Part]:
         device = self.examples.labels.device
@@ -134,8 +146,7 @@ class Stacked(Engine):
         parts = run_program(program, self.network.stacked, self.examples, shared, work, recorder)
         if probes:
             each = max((torch.cuda.max_memory_allocated(device) - before) // len(work), 1)
-            whole = torch.cuda.get_device_properties(device).total_memory
-            self.at_once, self._has_probed = max(int(SHARE * whole / each), 1), True
+            self.at_once, self._has_probed = max(int(SHARE * memory_of(device) / each), 1), True
         return parts
 
     def predict(
@@ -165,9 +176,10 @@ class Stacked(Engine):
     def _recorder(self, *, urgent: bool) -> Recorder | None:
         if self.make_recorder is not None:
             return self.make_recorder()
-        if not self.examples.labels.is_cuda:
+        device = self.examples.labels.device
+        if device.type != "cuda":
             return None
-        return Captures(partial(CudaGraph, urgent=urgent))
+        return Captures(partial(CudaGraph, urgent=urgent), int(RECORDED * memory_of(device)))
 
     def close(self) -> None:
         wait_for_aside(self.examples.labels.device)  # that stream still uses what is released
@@ -186,6 +198,11 @@ class OfForm:
 
     def place(self, value: T) -> T:
         return self.recorder.place(value)
+
+
+def memory_of(device: torch.device) -> int:
+    """The bytes of a GPU's memory."""
+    return torch.cuda.get_device_properties(device).total_memory
 
 
 def _size(examples: Examples, which: Which) -> int:

@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,34 +17,63 @@ import torch
 from torch import Tensor
 
 from fedlens.client import ClientProgram
-from fedlens.core import Memory, tree_map
+from fedlens.core import Memory, Tree, tree_map
 from fedlens.engines.engine import Which
 from fedlens.engines.sequential import Sequential
-from fedlens.engines.shared_memory import shared_of, under
 from fedlens.engines.stacked import Stacked
 from fedlens.federation import Examples
 from fedlens.network.network import Network
 from fedlens.own_code import mistake_of
-from fedlens.trees import copies, moved, stack, unstack
+from fedlens.trees import copies, map_tensors, moved, stack, unstack
 from fedlens.uploads import Uploads
-from fedlens.work import Part, Work
+from fedlens.work import Part, Shared, Work
 
 HEAP = 2**28  # bytes of heap that are requested in large pages
 
 
-class Sent(NamedTuple):
-    """A `Part` as it is sent between processes: tensors as trees, and scalars as lists."""
+class Training(NamedTuple):
+    """A task: train some clients of the cohort."""
 
-    trees: Memory
-    scalars: dict[str, list[float]]
-    channel_scalars: dict[str, list[float]]
-    combined: bool
+    rows: slice
+    memory: Memory  # theirs, with a row for each
 
 
-class Done(NamedTuple):
+class Predicting(NamedTuple):
+    """A task: the logits of some examples."""
+
+    examples: int  # the number of the worker's example set
+    which: Which
+
+
+Task = Training | Predicting
+
+
+class Trained(NamedTuple):
+    """What comes back from clients, as it is sent."""
+
+    part: Part  # without what they keep
+    keep: Memory  # with a row for each
+
+    def received(self) -> Part:
+        """The part of these clients. The next result may overwrite the memory of its update."""
+        part, kept = self.part, unstack(self.keep, len(self.part.scalars["loss"]))
+        scalars, channel_scalars, keep = copies((part.scalars, part.channel_scalars, kept))
+        update = part.update
+        if not part.combined:
+            update = tree_map(torch.clone, update)  # it is kept; a combined one is added up at once
+        return part._replace(
+            update=update,
+            keep=keep,
+            scalars=scalars,
+            channel_scalars=channel_scalars,
+            borrowed=True,
+        )
+
+
+class Result(NamedTuple):
     """The result of a task, and its cost."""
 
-    result: Any  # `Sent` after training, logits after predicting
+    value: Any  # `Trained`, or logits
     busy: float = 0.0  # seconds
     most_bytes: int = 0  # peak memory of the worker: on its GPU, else RAM beyond its initial RAM
     error: str = ""  # a line that describes it, then its traceback
@@ -69,8 +98,9 @@ class Trainer:
     stacks: bool  # whether clients train side by side
     program: ClientProgram | None = None  # until it is set
     _images: dict[int, Tensor] = field(default_factory=dict)
-    _given: Memory = field(default_factory=dict)
-    _moved: Memory | None = None
+    _given: Any = None  # `Shared` or a model
+    _moved: Any = None  # the same on the device of this worker
+    _work: Work | None = None
     _bytes_before: int = 0
 
     def configure_process(self) -> None:
@@ -79,41 +109,43 @@ class Trainer:
         self._bytes_before = largest_yet()
         keep_memory()
 
-    def begin(self, trees: Memory) -> None:
-        """Set what the next tasks share: what all clients get, or a `model` to predict with."""
-        self._given, self._moved = trees, None
+    def begin(self, given: Shared | Tree, work: Work | None) -> None:
+        """Set what the next tasks have in common.
 
-    def do(self, task: Callable[[], Any]) -> Done:
-        """Run a task of this trainer; return its result, or its error."""
+        To train: what all clients get, and the `work` of the whole cohort, without memory. To
+        predict: a model.
+        """
+        self._given, self._moved, self._work = given, None, work
+
+    def do(self, task: Task, send: Callable[[Any], Any]) -> Result:
+        """Do a task; return what `send` makes of the result, or the error."""
         begun, on_gpu = time.perf_counter(), self.device.type == "cuda"
         try:
             if on_gpu:
                 torch.cuda.set_device(self.device)
-            result = task()
+            trains = isinstance(task, Training)
+            value = send(self._train(*task) if trains else self._predict(*task))
             busy = time.perf_counter() - begun
             most = torch.cuda.max_memory_allocated() if on_gpu else self._more_bytes
-            return Done(result, busy, most)
+            return Result(value, busy, most)
         except Exception as error:
             mistake = mistake_of(error)
             line = mistake or f"{type(error).__name__}: {error}"
             told = f"{line.splitlines()[0]}\n{traceback.format_exc()}"
-            return Done(None, error=told, is_mistake=bool(mistake))
+            return Result(None, error=told, is_mistake=bool(mistake))
 
-    def train(self, work: Work) -> Sent:
-        """Train clients; `work` contains these clients only."""
-        memory = moved(stack(work.memory), self.device)
-        work = replace(work, memory=unstack(memory, len(work)))
-        assert self.program is not None
-        parts = self._engine.map(self.program, shared_of(self._trees), work)
+    def _train(self, rows: slice, memory: Memory) -> Trained:
+        assert self.program is not None and self._work is not None
+        work = self._work.rows(rows)
+        work = replace(work, memory=unstack(moved(memory, self.device), len(work)))
+        parts = self._engine.map(self.program, self._there, work)
         part = next(parts) if len(work) == 1 else _together(parts)
-        trees = {"update": part.update, "counters": part.counters}
-        trees |= {f"extra.{name}": tree for name, tree in part.extra.items()}
-        trees |= {f"keep.{name}": tree for name, tree in stack(part.keep).items()}
-        return Sent(trees, _lists(part.scalars), _lists(part.channel_scalars), part.combined)
+        scalars, channel_scalars = map_tensors((part.scalars, part.channel_scalars), Tensor.double)
+        sent = part._replace(keep=(), scalars=scalars, channel_scalars=channel_scalars)
+        return Trained(sent, stack(part.keep))
 
-    def predict(self, number: int, which: Which) -> Tensor:
-        """The logits of some examples of the set with this number."""
-        examples, model = self._here(self.example_sets[number]), self._trees["model"]
+    def _predict(self, number: int, which: Which) -> Tensor:
+        examples, model = self._here(self.example_sets[number]), self._there
         which, recorder = moved(which, self.device), self._engine.evaluation_recorder
         logits: Tensor | None = None
         if recorder is not None:
@@ -131,7 +163,7 @@ class Trainer:
         return Sequential(self.network, examples, fast=True)
 
     @property
-    def _trees(self) -> Memory:
+    def _there(self) -> Any:
         """What `begin` set, on the device of this worker."""
         if self._moved is None:
             self._moved = moved(self._given, self.device)
@@ -149,37 +181,11 @@ class Trainer:
         return there
 
 
-def received(sent: Sent) -> Part:
-    """Make a part of what a worker sent. The next answer may overwrite the memory of its trees."""
-    trees = dict(sent.trees)
-    update, counters = trees.pop("update"), trees.pop("counters", {})
-    if not sent.combined:
-        update = tree_map(torch.clone, update)  # it is kept; a combined update is added up at once
-    scalars, channel = (
-        {n: torch.tensor(v, dtype=torch.float64) for n, v in kind.items()}
-        for kind in (sent.scalars, sent.channel_scalars)
-    )
-    return Part(
-        update,
-        counters,
-        extra=under("extra.", trees),
-        keep=copies(unstack(under("keep.", trees), len(scalars["loss"]))),
-        scalars=scalars,
-        combined=sent.combined,
-        borrowed=True,
-        channel_scalars=channel,
-    )
-
-
 def _together(parts: Iterator[Part]) -> Part:
     uploads = Uploads()
     for part in parts:
         uploads.add(part)
     return uploads.whole()
-
-
-def _lists(scalars: Mapping[str, Tensor]) -> dict[str, list[float]]:
-    return {name: t.tolist() for name, t in scalars.items()}
 
 
 def largest_yet() -> int:

@@ -12,16 +12,15 @@ from abc import abstractmethod
 from bisect import bisect
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedlens.client import ClientProgram
 from fedlens.core import Tree
-from fedlens.engines.costs import Costs
 from fedlens.engines.engine import Engine, Which
-from fedlens.engines.trainer import Done, received
+from fedlens.engines.workers import Workers
 from fedlens.federation import Examples
 from fedlens.network.network import Network
 from fedlens.work import Part, Shared, Work
@@ -30,55 +29,6 @@ T = TypeVar("T")
 
 TASKS = 8  # per worker and round, if there are enough clients: no long wait at the end
 ALL_TASKS = 512  # the most in a round, also of many workers, since all results use one link
-
-
-class Workers(Protocol):
-    """The workers of one program, and how to reach them."""
-
-    costs: Costs
-
-    @property
-    def busy_seconds(self) -> float:
-        """The computing time of all workers together."""
-        ...
-
-    @property
-    def num_workers(self) -> int: ...
-
-    @property
-    def num_waiting(self) -> int:
-        """How many results may wait for their turn."""
-        ...
-
-    @property
-    def clients_a_task(self) -> int:
-        """The most clients in one task."""
-        ...
-
-    @property
-    def short_seconds(self) -> float:
-        """Shorter work is merged into one task, since sending a task costs a tenth of this."""
-        ...
-
-    @property
-    def most_bytes(self) -> int:
-        """The sum of the peak memory of all workers: see `Done.most_bytes`."""
-        ...
-
-    def train(
-        self, shared: Shared, work: Work, blocks: Sequence[slice], order: list[int]
-    ) -> Iterator[Done]:
-        """Yield the results of `blocks` in their order; tasks are sent in another `order`.
-
-        The trees of one result may be overwritten when the next is requested.
-        """
-        ...
-
-    def predict(self, model: Tree, number: int, batches: Sequence[Which]) -> Iterator[Tensor]:
-        """Yield the logits of each batch of the example set with this number."""
-        ...
-
-    def stop(self) -> None: ...
 
 
 class WorkerEngine(Engine):
@@ -94,10 +44,10 @@ class WorkerEngine(Engine):
         self.network, self.example_sets = network, (examples, *others)
         self.devices = tuple(devices)
         self._most_bytes = 0  # of earlier workers
-        self._workers: Workers | None = None
+        self._workers: Workers[Any] | None = None
 
     @abstractmethod
-    def _workers_for(self, program: ClientProgram, shared: Shared, work: Work) -> Workers:
+    def _workers_for(self, program: ClientProgram, shared: Shared, work: Work) -> Workers[Any]:
         """The workers for a round: those of the last round, or new ones."""
 
     @property
@@ -141,7 +91,7 @@ class WorkerEngine(Engine):
             self._workers.stop()
             self._workers = None
 
-    def _trained(self, workers: Workers, shared: Shared, work: Work) -> Iterator[Part]:
+    def _trained(self, workers: Workers[Any], shared: Shared, work: Work) -> Iterator[Part]:
         """Yield what clients send, block by block in cohort order."""
         steps, examples = work.plan.steps, work.plan.counts.sum(1)
         costs = workers.costs.of(steps, examples)
@@ -154,9 +104,9 @@ class WorkerEngine(Engine):
                 most_cost = max(most_cost, min(workers.short_seconds, share))
             blocks = paired_blocks(costs, most_cost, workers.clients_a_task)
         order = longest_first([sum(costs[rows]) for rows in blocks], workers.num_waiting)
-        for rows, done in zip(blocks, workers.train(shared, work, blocks, order), strict=True):
-            workers.costs.learn(float(steps[rows].sum()), float(examples[rows].sum()), done.busy)
-            yield received(done.result)
+        for rows, result in zip(blocks, workers.train(shared, work, blocks, order), strict=True):
+            workers.costs.learn(float(steps[rows].sum()), float(examples[rows].sum()), result.busy)
+            yield result.value.received()
 
     def _closed_on_error(self, results: Iterator[T]) -> Iterator[T]:
         """Yield results of workers, with one thread in this process; stop workers on an error."""

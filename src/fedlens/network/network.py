@@ -60,15 +60,10 @@ class Network:
         fused = fuse(self.module, self._stacked.nodes) if self._stacked else self.module
         self._fast_layers = fast_layers(fused)
         self._winograd = {
-            f"{name}.weight"
+            f"{name}.weight": layer
             for name, layer in fused.named_modules()
-            if isinstance(layer, FusedConvolution) and layer.weight.shape[2] in winograd.POINTS
+            if isinstance(layer, FusedConvolution) and layer.weight.shape[2] == winograd.KERNEL
         }
-        self._fast_in_evaluation = [
-            layer
-            for layer in self._fast_layers
-            if isinstance(layer, FusedConvolution) and layer.weight.shape[2] == 5
-        ]
         self._functional = FunctionalModule(fused, numerics, constants)
         mode.set(training=False)
         self._functional.mode.set(training=False)
@@ -115,13 +110,10 @@ class Network:
         return SingleModel(self._functional, self._fast_layers, path)
 
     def predict(self, params: Tree, buffers: Tree, images: Tensor, *, fast: bool = False) -> Tensor:
-        """The logits [B, L] in evaluation; if `fast`, rounded differently.
-
-        On whole batches, fewer multiplications are faster only for convolutions of five rows.
-        """
+        """The logits [B, L] in evaluation; if `fast`, rounded differently."""
         no_key = torch.zeros((), dtype=torch.int64, device=images.device)
         path = FastPath() if fast and self.compute is self.dtype else None
-        with torch.no_grad(), on_fast_path(self._fast_in_evaluation, path):
+        with torch.no_grad(), on_fast_path([*self._winograd.values()], path):
             inputs = channels_last(self._functional.numerics.normalise(images))
             no_mask = inputs.new_empty(0)
             return self._functional(params | buffers, inputs, no_key, no_mask, training=False)

@@ -21,7 +21,7 @@ from fedlens.algorithm import alike
 from fedlens.core import Tree
 from fedlens.data.places import Counted
 from fedlens.engines import Stacked
-from fedlens.engines.stacked import SHARE
+from fedlens.engines.stacked import SHARE, memory_of
 from fedlens.experiment import Experiment, Named
 from fedlens.federation import Dataset, Examples
 from fedlens.rounds import begin
@@ -49,6 +49,10 @@ for the few clients that train longest; but no point finishes long before the ot
 A_PARAMETER = 48
 """Bytes of memory per parameter of a client: weights, their copies, gradients, momentum and
 activations took 30 for ResNet-18, and captured CUDA graphs have memory of their own."""
+AN_UPLOAD = 48
+"""Bytes more if the server keeps all uploads until it combines them: the full update in float64,
+also of layers that could otherwise stay factored, and what a combine computes from it. FedNS took
+96 in all."""
 
 
 @dataclass(frozen=True)
@@ -188,8 +192,8 @@ def _divided(points: list[Point]) -> list[list[Point]]:
     setup = points[0].setup
     most = setup.engine.clients_at_once
     if setup.device.type == "cuda":
-        memory = torch.cuda.get_device_properties(setup.device).total_memory
-        most = on_a_gpu(memory, setup.network.num_parameters)
+        keeps = any(not point.setup.program.algorithm.sums_parts for point in points)
+        most = on_a_gpu(memory_of(setup.device), setup.network.num_parameters, keeps_uploads=keeps)
     total = sum(point.setup.experiment.clients.cohort for point in points)
     share = total / -(-total // most)  # clients per stack
     stacks: list[list[Point]] = [[]]
@@ -205,9 +209,10 @@ def _divided(points: list[Point]) -> list[list[Point]]:
     return stacks
 
 
-def on_a_gpu(memory: int, num_parameters: int) -> int:
+def on_a_gpu(memory: int, num_parameters: int, *, keeps_uploads: bool) -> int:
     """An estimate of how many clients a GPU with this many bytes of memory can train at once."""
-    return max(1, min(MOST, int(SHARE * memory) // (A_PARAMETER * num_parameters)))
+    each = A_PARAMETER + (AN_UPLOAD if keeps_uploads else 0)
+    return max(1, min(MOST, int(SHARE * memory) // (each * num_parameters)))
 
 
 def _longest(point: Point) -> int:

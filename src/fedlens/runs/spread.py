@@ -21,8 +21,8 @@ from typing import Any
 from fedlens.engines import Ray
 from fedlens.engines.actor_group import ActorGroup, RemoteWorker, lost_errors, resources_by_node
 from fedlens.engines.cluster import HeadLost, connect
-from fedlens.engines.dispatch import TRIES
 from fedlens.engines.messages import Message, arrays_of, pack, unpack
+from fedlens.engines.workers import TRIES
 from fedlens.experiment import Named
 from fedlens.run_files import (
     EXPERIMENT,
