@@ -149,7 +149,7 @@ def set_first(*keys, to):
         (set_first("evaluations", to=[{"at": [10**6], "columns": {"a": 1}}]), "read"),
         (set_first("manifest", "seed", to="0"), "seed"),
         (set_first("experiment", to="dataset = ["), "experiment"),
-        (set_first("partition", to={"sizes": 3}), "read"),
+        (set_first("partition", to=3), "read"),
         (lambda content: content.update(runs=[1]), "table"),
         (lambda content: content.update(recipe="ghaemi/fedavg"), "ghaemi/fedavg"),
     ],
