@@ -245,7 +245,10 @@ def test_the_command_lists_recipes_one_a_line(fedlens):
 
 
 def made_index(**about):
-    item = {"recipe": "ghaemi/fedavg", "command": "fedlens reproduce ghaemi/fedavg --scale paper"}
+    item: dict[str, Any] = {
+        "recipe": "ghaemi/fedavg",
+        "command": "fedlens reproduce ghaemi/fedavg --scale paper",
+    }
     item |= {"experiments": 1, "of": 5, "seeds": 1, "of_seeds": 3, "shorter": 0, "seconds": 9}
     item |= {"runs": [{"cell": "iid", "seed": 0, "rounds": 80, "revision": "5fd728f"}]} | about
     other = item | {"command": f"{item['command']} local.lr=0.05"}

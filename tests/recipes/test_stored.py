@@ -149,7 +149,7 @@ def set_first(*keys, to):
         (set_first("evaluations", to=[{"at": [10**6], "columns": {"a": 1}}]), "read"),
         (set_first("manifest", "seed", to="0"), "seed"),
         (set_first("experiment", to="dataset = ["), "experiment"),
-        (set_first("partition", to=3), "read"),
+        (set_first("partition", to=3), "partition"),
         (lambda content: content.update(runs=[1]), "table"),
         (lambda content: content.update(recipe="ghaemi/fedavg"), "ghaemi/fedavg"),
     ],
@@ -194,16 +194,12 @@ def test_an_index_that_names_files_elsewhere_is_refused(store):
 def test_no_code_that_records_name_is_imported(stored, tmp_path, monkeypatch, table):
     (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(tmp_path)
-    key = {
-        "local": 'lr = "evil:net"',
-        "evaluate": 'metrics = ["evil:net"]',
-        "": 'model = "evil:net"',
-    }
+    named = {"local": {"lr": "evil:net"}, "evaluate": {"metrics": ["evil:net"]}}
     for place in stored.iterdir():
         file = place / "experiment.toml"
         tables = tomllib.loads(file.read_text())
         into = tables[table] if table else tables
-        into.update(key.get(table, {"model": "evil:net"}))
+        into.update(named.get(table, {"model": "evil:net"}))
         file.write_text(to_toml(tables))
     with pytest.raises(ValueError, match="code of its own, evil:net"):
         redraw(NAME, "smoke", stored, tmp_path / "page")

@@ -148,8 +148,9 @@ def reproduce_command(
                 runs.run(told, seconds)
         with once_written():
             done, failed = _pages(planned, quiet)
-            for name, drawn in done.items() if store is not None else ():
-                keep(store, name, drawn.results, overrides, revision)
+            if store is not None:
+                for name, drawn in done.items():
+                    keep(store, name, drawn.results, overrides, revision)
     except KeyboardInterrupt as stop:
         raise Stopped("run the same command again to go on") from stop
     _print(done, scale, as_json, as_list=len(names) > 1)

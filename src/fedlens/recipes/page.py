@@ -174,7 +174,7 @@ def _spent(run: Run) -> float:
     if (seconds := spent(run.summary)) is not None:
         return seconds
     columns = ("seconds", "evaluation_seconds")
-    return sum(row.get(name, 0.0) for row in run.rounds for name in columns)
+    return float(sum(row.get(name, 0.0) for row in run.rounds for name in columns))
 
 
 def led_by_a_figure(blocks: Sequence[Block], told: Text) -> list[Block]:

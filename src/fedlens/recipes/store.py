@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from fedlens.files import write_atomically
 from fedlens.locks import one_writer
 from fedlens.memory import in_words
-from fedlens.reading import BadFile, demand_fields, reading
+from fedlens.reading import BadFile, Fields, demand_fields, reading
 from fedlens.run_files import (
     EVALUATION,
     EXPERIMENT,
@@ -177,7 +177,8 @@ def _content(file: Path) -> dict[str, Any]:
         return content
 
 
-_FIELDS = {
+_FIELDS: Fields = {
+    "partition": (dict, type(None)),
     **{"cell": str, "experiment": str, "num_rounds": int, "evaluations": list},
     **dict.fromkeys(("manifest", "summary", "evaluation", "columns"), dict),
 }
@@ -210,7 +211,7 @@ def _unpacked(packed: Mapping[str, Any], file: Path) -> Run:
         manifest=manifest,
         rounds=rounds,
         summary=packed["summary"],
-        partition=packed.get("partition"),
+        partition=packed["partition"],
         evaluation=packed["evaluation"],
     )
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from fedlens.reading import is_file, reading
+from fedlens.reading import demand_fields, is_file, reading
 from fedlens.recipes import RECIPES, ScaleName, check_known, slug
 from fedlens.recipes.page import changed
 from fedlens.recipes.recipe import Recipe, Recorded, Results, Scale, with_settings
@@ -24,7 +24,7 @@ from fedlens.recipes.store import (
     runs_of,
 )
 from fedlens.report.artists import Artists
-from fedlens.run_files import EXPERIMENT, OVER
+from fedlens.run_files import EXPERIMENT, MANIFEST, OVER
 from fedlens.runs.equal import as_today
 from fedlens.runs.measures import SHARES
 from fedlens.runs.records import Run, read, settings
@@ -157,8 +157,6 @@ def _check(run: Run) -> None:
                 value = record[name]
                 if value is not None and not (isinstance(value, int | float) and 0 <= value <= 1):
                     raise ValueError(f"{name} is {value!r}, not a number from 0 to 1")
-        if not isinstance(run.manifest["seed"], int):
-            raise ValueError("the seed in its manifest is no whole number")
         for value in settings(run.experiment).values():
             for word in value if isinstance(value, list) else [value]:
                 if OWN_CODE.fullmatch(str(word)):
@@ -204,8 +202,9 @@ def _runs(stored: Path, name: str, watch: Callable[..., None] | None) -> Cells:
     found: dict[str, dict[int, Run]] = {}
     for number, place in enumerate(places, 1):
         run = read(place)
+        demand_fields(run.manifest, {"seed": int}, place / MANIFEST, "run it again")
         of_cell = found.setdefault(re.sub(r"-seed\d+$", "", place.name), {})
-        other = of_cell.setdefault(run.manifest.get("seed"), run)
+        other = of_cell.setdefault(run.manifest["seed"], run)
         if other is not run:
             raise ValueError(
                 f"{other.folder} and {run.folder} have one seed: take one of them away, since a "
