@@ -6,6 +6,7 @@ import shutil
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -194,7 +195,10 @@ def test_an_index_that_names_files_elsewhere_is_refused(store):
 def test_no_code_that_records_name_is_imported(stored, tmp_path, monkeypatch, table):
     (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(tmp_path)
-    named = {"local": {"lr": "evil:net"}, "evaluate": {"metrics": ["evil:net"]}}
+    named: dict[str, dict[str, Any]] = {
+        "local": {"lr": "evil:net"},
+        "evaluate": {"metrics": ["evil:net"]},
+    }
     for place in stored.iterdir():
         file = place / "experiment.toml"
         tables = tomllib.loads(file.read_text())
