@@ -1,97 +1,69 @@
-"""What results/README.md says of the papers is what is stored of them."""
+"""What results/ says of the papers is what is stored of them."""
 
 import csv
 import importlib
-import io
 import itertools
-import json
 import re
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from fedlens.experiment import Experiment, Named
 from fedlens.names import DATASETS
-from fedlens.recipes import RECIPES, part
+from fedlens.recipes import RECIPES, slug
 from fedlens.recipes.hsu2020.chosen import chosen, chosen_rate
 from fedlens.recipes.hsu2020.figure4_pilot import DIVERGED, best, best_rates
-from fedlens.recipes.recipe import Measured, Recipe, Recorded, Results, Scale
+from fedlens.recipes.recipe import Recipe, Recorded, Results, Scale, with_settings
 from fedlens.recipes.reproduce import blocks_of
-from fedlens.recipes.stored import coverage, restore
+from fedlens.recipes.store import file_of, item_of, lay_out, read_index
+from fedlens.recipes.stored import keep, restore
 from fedlens.report.blocks import Curves, Table
 from fedlens.report.look import LONGEST_TITLE
-from fedlens.report.page import csv_of, distinct
+from fedlens.report.page import distinct
 from fedlens.report.pictures import is_drawn
-from fedlens.run_files import OVER, read_status
 from fedlens.runs.records import read, settings
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "results"
 PAPERS = RESULTS / "papers"
-STORED = sorted(f"{place.parent.name}/{place.name}" for place in PAPERS.glob("*/*"))
-UNTRAINED = [name for name in STORED if not (PAPERS / name / "runs").exists()]
-
-
-def _text(file: Path) -> str:
-    return file.read_text(encoding="utf-8")
-
-
-def table(heading: str) -> list[list[str]]:
-    """The cells of the first table below a heading of the README, without its header."""
-    below = _text(RESULTS / "README.md").partition(f"\n## {heading}\n")[2].splitlines()
-    first = next(i for i, line in enumerate(below) if line.startswith("|"))
-    rows = []
-    for line in below[first:]:
-        if not line.startswith("|"):
-            break
-        rows.append([cell.strip() for cell in line.strip("|").split("|")])
-    return rows[2:]
-
-
-OWN = {  # what folders are called after, and the keys that their runs have in their own way
-    "momentum": ["local.momentum"],
-    "lr": ["local.lr"],
-    "normalise": ["normalise"],
-    "partition": ["clients.partition"],
-    "precision": ["precision"],
-}
-
-
+INDEX = read_index(PAPERS)
 SHORTER = {"hsu2020/table2"}  # its runs may end before its batch budgets are spent
-
-
-def recipe_of(name: str) -> str:
-    """The recipe whose runs a folder has: with a setting of its own its name is longer."""
-    return re.sub(rf"-({'|'.join(OWN)})-.*", "", name)
 
 
 @cache
 def restored(name: str) -> tuple[Recipe, Results]:
-    return restore(recipe_of(name), "paper", PAPERS / name)
+    item = INDEX[name]
+    return restore(item.recipe, "paper", PAPERS if item.recipe == name else file_of(PAPERS, name))
+
+
+def settings_of(name: str) -> list[str]:
+    """The settings, as key=value, that the runs of an item have in place of the recipe's."""
+    return [word for word in INDEX[name].command.split() if "=" in word]
+
+
+def rows_of(name: str) -> list[list[str]]:
+    with (RESULTS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return [*csv.reader(file)][1:]
 
 
 class Row(NamedTuple):
-    item: str
-    said: str  # all of the row
+    """A line of results/published.csv."""
+
+    paper: str
+    row: str
+    theirs: str
     ours: str
     n: str
+    item: str
+    difference: str
 
 
-def published() -> list[Row]:
-    """The rows of the opening table."""
-    rows, item = [], ""
-    for cells in table("Published numbers and ours"):
-        *_, ours, count, runs, _ = cells
-        item = runs.strip("`").removeprefix("papers/") if runs else item
-        rows.append(Row(item, " ".join(cells), ours, count))
-    return rows
-
-
-NOT_ANSWERED = "Published numbers that are not answered yet"
-ITEMS = sorted({row.item for row in published()})
+PUBLISHED = [Row(*cells) for cells in rows_of("published")]
+ITEMS = sorted({row.item for row in PUBLISHED})
 SPREAD = r"\d+\.\d+ ± \d+\.\d+"
 
 
@@ -99,15 +71,14 @@ SPREAD = r"\d+\.\d+ ± \d+\.\d+"
 def shown(item: str) -> dict[str, set[str]]:
     """What the page of an item prints of ours, and what its runs end with: over how many runs
     (empty: it does not say)."""
-    cells, ends = list[str](), list[Measured]()
-    if item in UNTRAINED:
-        for file in (PAPERS / item / "data").iterdir():
-            cells += [cell for row in csv.reader(io.StringIO(_text(file))) for cell in row]
-    else:
+    if item in INDEX:
         recipe, results = restored(item)
-        tables = [block for block in recipe.blocks(results) if isinstance(block, Table)]
-        cells += [str(cell) for one in tables for row in one.rows for cell in row]
-        ends += [end for cell in results.runs if (end := results.final(cell))]
+    else:  # nothing is trained for it
+        scale = Scale("paper")
+        recipe, results = RECIPES[item](scale), Results(scale, {})
+    tables = [block for block in recipe.blocks(results) if isinstance(block, Table)]
+    cells = [str(cell) for one in tables for row in one.rows for cell in row]
+    ends = [end for cell in results.runs if (end := results.final(cell))]
     cells += [f"{100 * end.mean:.2f}" for end in ends]
     cells += [
         f"{100 * end.mean:.2f} ± {100 * end.std:.2f} ({end.seeds})"
@@ -124,55 +95,48 @@ def shown(item: str) -> dict[str, set[str]]:
 @pytest.mark.parametrize("item", ITEMS)
 def test_every_number_of_ours_is_one_that_the_stored_runs_give(item):
     found = shown(item)
-    for row in published():
+    for row in PUBLISHED:
         if row.item == item:
             alone = re.findall(r"\d+\.\d+", row.ours) if row.n == "1" else []
-            for value in (*re.findall(SPREAD, row.said), *alone):
-                assert value in found, row.said
+            for value in (*re.findall(SPREAD, " ".join(row)), *alone):
+                assert value in found, row
             for value in re.findall(SPREAD, row.ours):
-                assert found[value] & {row.n, ""}, row.said
+                assert found[value] & {row.n, ""}, row
 
 
 def test_of_every_published_number_it_is_said_where_ours_differs():
-    for _, row, theirs, *_, differ in table("Published numbers and ours"):
-        assert differ or theirs == "–", row
+    for row in PUBLISHED:
+        assert row.difference or row.theirs == "–", row
+
+
+def test_the_tables_of_the_readme_are_those_of_the_records():
+    tool = [sys.executable, str(ROOT / "tools" / "results_tables.py"), "--check"]
+    done = subprocess.run(tool, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("number", [2, 3, 4, 5])
 def test_every_number_that_paper_2_has_in_a_table_stands_there(number):
     recipe = importlib.import_module(f"fedlens.recipes.hsu2020.table{number}")
-    rows = [*table("Published numbers and ours"), *table(NOT_ANSWERED)]
+    rows = [*PUBLISHED, *rows_of("unanswered")]
     said = " ".join(" ".join(cells) for cells in rows)
     for row in recipe.PUBLISHED.values():
         for value in itertools.chain(*(one if isinstance(one, tuple) else [one] for one in row)):
             assert re.search(rf"(?<![\d.]){re.escape(str(value))}(?![\d.])", said), value
 
 
-@pytest.mark.parametrize("name", [name for name in STORED if name not in UNTRAINED])
-def test_the_figures_of_a_folder_are_those_of_its_page(name):
-    drawn = list(filter(is_drawn, distinct(blocks_of(*restored(name)))))
-    stored = {file.name for file in (PAPERS / name).glob("figures/*")}
-    assert stored == {f"{block.slug}.svg" for block in drawn}
-    assert all(len(block.title) <= LONGEST_TITLE for block in drawn), "a title would be cut"
+@pytest.mark.parametrize("name", INDEX)
+def test_no_title_of_a_figure_would_be_cut(name):
+    drawn = filter(is_drawn, distinct(blocks_of(*restored(name))))
+    assert all(len(block.title) <= LONGEST_TITLE for block in drawn)
 
 
-def test_what_is_stored_of_figure_10_is_what_is_drawn():
-    """It was drawn of CIFAR's own labels; splits go by how many there are of a class."""
-    blocks = RECIPES["hsu2020/figure10"](Scale("paper")).blocks(Results(Scale("paper"), {}))
-    place = PAPERS / "hsu2020" / "figure10"
-    assert {file.stem for file in place.glob("data/*")} == {block.slug for block in blocks}
-    for block in blocks:
-        assert (place / "data" / f"{block.slug}.csv").read_bytes() == csv_of(block)
-    drawn = {block.slug for block in blocks if is_drawn(block)}
-    assert {file.name for file in place.glob("figures/*")} == {f"{slug}.svg" for slug in drawn}
-
-
-@pytest.mark.parametrize("name", [name for name in STORED if name not in UNTRAINED])
+@pytest.mark.parametrize("name", INDEX)
 def test_stored_runs_have_the_settings_of_their_cells(name):
-    """Apart from seeds, what the folder is called after, and keys that there were not yet."""
+    """Apart from seeds, and keys that there were not yet."""
     recipe, results = restored(name)
-    own = [keys for word, keys in OWN.items() if f"-{word}-" in name]
-    unlike = {"seed", *itertools.chain(*own)}
+    recipe = with_settings(recipe, settings_of(name))
+    unlike = {"seed"}
     if name in SHORTER:
         unlike |= {"rounds", "evaluate.at"}
     defaults = Experiment(dataset=Named("mnist"), model=Named("linear"), rounds=1)
@@ -187,18 +151,18 @@ def test_stored_runs_have_the_settings_of_their_cells(name):
                 assert wanted[key] == found.get(key, before.get(key)), (run.folder, key)
 
 
-def test_stored_runs_can_be_laid_out_to_go_on_from(tmp_path):
+def test_stored_runs_laid_out_as_folders_are_packed_again_to_the_same_bytes(tmp_path):
     name = "ghaemi/centralised"
-    tool = RESULTS.parent / "tools" / "store_results.py"
-    command = [sys.executable, str(tool), "--back", str(PAPERS / name), str(tmp_path / "out")]
-    for expected in ("6 of 6", "0 of 6"):  # what is there already stays
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        assert told.startswith(f"{expected} runs are laid out")
-    stored = {run.folder.name: run for runs in restored(name)[1].runs.values() for run in runs}
-    for place in (tmp_path / "out" / "runs").iterdir():
-        assert read_status(place) in OVER
-        assert read(place).rounds == stored.pop(place.name).rounds
-    assert not stored
+    folder = tmp_path / "runs"
+    for cell, runs in restored(name)[1].runs.items():
+        for run in runs:
+            place = folder / f"{slug(cell)}-seed{run.manifest['seed']}"
+            lay_out(run, place)
+            assert read(place).rounds == run.rounds
+    again = restore(name, "paper", folder)[1]
+    assert keep(tmp_path / "store", name, again, []) == len(INDEX[name].runs) == 6
+    assert file_of(tmp_path / "store", name).read_bytes() == file_of(PAPERS, name).read_bytes()
+    assert read_index(tmp_path / "store") == {name: INDEX[name]}
 
 
 def test_figure_4_takes_what_the_stored_pilot_picks():
@@ -246,55 +210,32 @@ def test_the_line_of_fedavgm_in_figure_4_has_points_only_of_runs_with_momentum()
 
 
 def test_there_are_as_many_runs_as_the_front_page_says():
-    """A run that several items have in common is one, and one that another has a copy of."""
-    said = re.search(r"more than (\d+) runs", _text(RESULTS.parent / "README.md"))
-    found = {file.read_bytes() for file in PAPERS.glob("*/*/runs/*/rounds.jsonl.gz")}
-    assert said is not None and len(found) > int(said[1])
+    """A run that several items have in common is one."""
+    said = re.search(r"more than (\d+) runs", (ROOT / "README.md").read_text(encoding="utf-8"))
+    own = [kept for item in INDEX.values() for kept in item.runs if not kept.item]
+    assert said is not None and len(own) > int(said[1])
 
 
-def test_how_much_of_each_item_was_run_is_said():
-    rows = {re.findall(r"`(.*?)`", cells[0])[0]: cells for cells in table("papers")}
-    named = {name for cells in table("papers") for name in re.findall(r"`(.*?)`", cells[0])}
-    assert named == set(STORED)
-    for name, (_, experiments, runs, seeds, _, revisions) in rows.items():
-        if name in UNTRAINED:
-            manifest = _manifest(PAPERS / name)
-            assert (experiments, runs) == ("nothing is trained", "0")
-            assert (manifest["revision"], manifest["command"]) == (
-                revisions,
-                f"fedlens reproduce {name} --scale paper",
-            )
-            continue
-        folders = [place.parent for place in (PAPERS / name).glob("runs/*/manifest.json")]
-        assert str(len(folders)) == runs
-        found, every = coverage(recipe_of(name), PAPERS / name)
-        assert re.match(f"all {every}\\b" if found == every else f"{found} of {every}", experiments)
-        used, wanted = len({_manifest(place)["seed"] for place in folders}), _num_seeds(name)
-        assert seeds == (f"{used}" if used >= wanted else f"{used} of {wanted}"), name
-        few = seeds if used < wanted else ""
-        assert part(name) == (found, every, few, IN_WORDS[_num_shorter(name)])
-        if revisions != "the same runs":
-            assert set(revisions.split(", ")) == {_manifest(it)["revision"][:7] for it in folders}
-
-
-IN_WORDS = {0: "", 2: "two"}
-
-
-def _num_shorter(name: str) -> int:
-    """How many experiments have runs that end before the recipe's rounds, by their own settings."""
-    if name not in SHORTER:  # which `test_stored_runs_have_the_settings_of_their_cells` sees to
-        return 0
-    recipe, results = restored(name)
-    return sum(
-        any(run.experiment["rounds"] < recipe.cells[cell].rounds for run in runs)
-        for cell, runs in results.runs.items()
-    )
-
-
-def _num_seeds(name: str) -> int:
-    everything = Recorded(frozenset(DATASETS), ())
-    return len(RECIPES[recipe_of(name)](Scale("paper", recorded=everything)).seeds)
-
-
-def _manifest(place: Path) -> Any:
-    return json.loads(_text(place / "manifest.json"))
+@pytest.mark.parametrize("name", INDEX)
+def test_the_index_says_how_much_of_an_item_was_run_and_by_what(name):
+    item, (recipe, results) = INDEX[name], restored(name)
+    every = RECIPES[item.recipe](Scale("paper", recorded=Recorded(frozenset(DATASETS), ())))
+    assert name == item_of(item.recipe, settings_of(name))
+    assert (item.experiments, item.of) == (len(results.runs), len(recipe.cells))
+    assert (item.seeds, item.of_seeds) == (len(recipe.seeds), len(every.seeds))
+    runs = {
+        (cell, run.manifest["seed"]): run for cell in results.runs for run in results.runs[cell]
+    }
+    assert {(kept.cell, kept.seed) for kept in item.runs} == runs.keys()
+    for kept in item.runs:
+        run = runs[kept.cell, kept.seed]
+        assert run.experiment["rounds"] == kept.rounds
+        assert run.manifest["revision"] == kept.revision
+    cut = [
+        c
+        for c in recipe.cells
+        if any(
+            r.num_rounds < recipe.cells[c].rounds for r in results.runs[c] if r.status == "finished"
+        )
+    ]
+    assert len(cut) == item.shorter and (not cut or name in SHORTER)

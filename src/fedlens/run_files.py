@@ -163,7 +163,7 @@ def parse_records(path: Path, content: bytes) -> list[dict[str, Any]]:
 def _parsed_together(lines: Sequence[bytes]) -> list[dict[str, Any]] | None:
     """The records of many lines at once, which share their keys; None if a line is no record."""
     try:
-        found = _json(b"[" + b",".join(lines) + b"]")
+        found = parse_json(b"[" + b",".join(lines) + b"]")
     except (ValueError, RecursionError):
         return None
     whole = len(found) == len(lines) and all(map(_is_record, found))
@@ -175,7 +175,7 @@ def _parsed_one_by_one(
 ) -> Iterator[dict[str, Any]]:
     for place, line in lines:
         try:
-            record = _json(line)
+            record = parse_json(line)
             if not _is_record(record):
                 raise ValueError("it has no round number")
         except (ValueError, RecursionError) as error:
@@ -310,7 +310,7 @@ def damaged(path: Path, why: object) -> BadFile:
 LONG_NUMBER = re.compile(rb"[0-9]{19}")  # it may not fit in 64 bits
 
 
-def _json(content: bytes) -> Any:
+def parse_json(content: bytes) -> Any:
     """The content of a JSON file; refuses integers beyond 64 bits, which no run writes."""
     # Checking each number is slow, so it is done only if one of them is long.
     return json.loads(content, parse_int=_whole if LONG_NUMBER.search(content) else None)
@@ -326,7 +326,7 @@ def _whole(digits: str) -> int:
 def _parsed(path: Path) -> Any:
     content = path.read_bytes()
     try:
-        return _json(content)
+        return parse_json(content)
     except (ValueError, RecursionError) as error:
         raise damaged(path, reason(error)) from error
 

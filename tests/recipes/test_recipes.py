@@ -18,6 +18,7 @@ from fedlens.recipes import RECIPES
 from fedlens.recipes.page import beside, curves, led_by_a_figure, opening
 from fedlens.recipes.recipe import Measured, Results, Scale
 from fedlens.recipes.reproduce import plan, reproduce, show, together
+from fedlens.recipes.store import STORE
 from fedlens.recipes.stored import redraw
 from fedlens.report.blocks import Bars, Curves, Table
 from fedlens.run_files import read_status
@@ -243,57 +244,42 @@ def test_the_command_lists_recipes_one_a_line(fedlens):
     assert [line.split()[0] for line in out.splitlines()] == list(RECIPES)
 
 
+def made_index(**about):
+    item: dict[str, Any] = {
+        "recipe": "ghaemi/fedavg",
+        "command": "fedlens reproduce ghaemi/fedavg --scale paper",
+    }
+    item |= {"experiments": 1, "of": 5, "seeds": 1, "of_seeds": 3, "shorter": 0, "seconds": 9}
+    item |= {"runs": [{"cell": "iid", "seed": 0, "rounds": 80, "revision": "5fd728f"}]} | about
+    other = item | {"command": f"{item['command']} local.lr=0.05"}
+    STORE.mkdir(parents=True, exist_ok=True)
+    index = {"ghaemi/fedavg": item, "ghaemi/fedavg-lr-0.05": other}
+    (STORE / "index.json").write_text(json.dumps(index))
+
+
 @in_process
-def test_the_command_says_which_recipes_were_measured(fedlens, monkeypatch, tmp_path):
-    monkeypatch.setattr("fedlens.recipes.CHECKOUT", tmp_path)
-    place = Path("results/papers/ghaemi/fedavg")
-    (tmp_path / place / "runs" / "iid").mkdir(parents=True)
-    assert "measured" not in fedlens("list", "recipes")[1]  # it is no checkout
-    (tmp_path / ".git").mkdir()
-    marked = [line for line in fedlens("list", "recipes")[1].splitlines() if "measured" in line]
-    line = "ghaemi/fedavg  measured: {place} ({much}1 run)"
-    assert marked == [line.format(place=place, much="")]
-    (tmp_path / "results" / "README.md").write_text("| `ghaemi/fedavg` | 1 of 5 (iid) | 1 |\n")
-    assert line.format(place=place, much="1 of 5 experiments, ") in fedlens("list", "recipes")[1]
-    for row, much in (
-        ("all 5 | 1 | 1 of 3", "(1 run, 1 of 3 seeds)"),
-        ("all 5. Two end after 7 rounds | 1 | 3", "(1 run, two experiments with fewer rounds)"),
-        ("2 of 5 | 1 | 1 of 3", "(2 of 5 experiments, 1 run, 1 of 3 seeds)"),
+def test_the_command_says_which_recipes_were_measured(fedlens, here):
+    assert "measured" not in fedlens("list", "recipes")[1]  # no checkout is here
+    for about, much in (
+        ({}, "(1 of 5 experiments, 1 run, 1 of 3 seeds)"),
+        ({"experiments": 5}, "(1 run, 1 of 3 seeds)"),
+        ({"experiments": 5, "seeds": 3, "shorter": 2}, "(1 run, 2 with fewer rounds)"),
     ):
-        (tmp_path / "results" / "README.md").write_text(f"| `ghaemi/fedavg` | {row} | 9 |\n")
-        assert f"ghaemi/fedavg  measured: {place} {much}\n" in fedlens("list", "recipes")[1]
+        made_index(**about)
+        marked = [line for line in fedlens("list", "recipes")[1].splitlines() if "measured" in line]
+        assert marked == [f"ghaemi/fedavg  measured: results/papers {much}"]
 
 
 @in_process
-def test_the_command_does_not_call_a_recipe_trained_that_trains_nothing(
-    fedlens, monkeypatch, tmp_path
-):
-    monkeypatch.setattr("fedlens.recipes.CHECKOUT", tmp_path)
-    (tmp_path / ".git").mkdir()
-    place = Path("results/papers/hsu2020/figure10")
-    (tmp_path / place / "data").mkdir(parents=True)
-    for more in ((), ("--long",)):
-        out = fedlens("list", "recipes", *more)[1]
-        assert f"hsu2020/figure10  measured: {place} (nothing is trained)" in out.splitlines()
-
-
-@in_process
-def test_the_long_list_says_what_recipes_are_and_how_much_was_measured(
-    fedlens, monkeypatch, tmp_path
-):
-    monkeypatch.setattr("fedlens.recipes.CHECKOUT", tmp_path)
-    (tmp_path / ".git").mkdir()
-    place = Path("results/papers/ghaemi/fedavg")
-    for seed in range(2):
-        (tmp_path / place / "runs" / f"iid-logits-seed{seed}").mkdir(parents=True)
-    (tmp_path / f"{place}-lr-0.05" / "runs").mkdir(parents=True)
-    (tmp_path / "results" / "README.md").write_text("| `ghaemi/fedavg` | all 5 | 2 |\n")
+def test_the_long_list_says_what_recipes_are_and_how_much_was_measured(fedlens, here):
+    made_index(experiments=5, seeds=3)
     status, out, err = fedlens("list", "recipes", "--long")
     assert (status, err) == (0, "")
     lines = out.splitlines()
     assert len(lines) == 2 * len(RECIPES)
-    also = f"; with other settings: {place}-lr-0.05"
-    said = lines.index(f"ghaemi/fedavg  measured: {place} (5 of 5 experiments, 2 runs){also}")
+    also = "; with other settings: results/papers/ghaemi/fedavg-lr-0.05.json.xz"
+    much = "(5 of 5 experiments, 1 run)"
+    said = lines.index(f"ghaemi/fedavg  measured: results/papers {much}{also}")
     assert lines[said + 1] == "    FedAvg, section 5.2: iid and non-iid clients over 80 rounds."
 
 

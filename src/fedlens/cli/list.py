@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 import typer
@@ -52,33 +51,25 @@ def list_command(
 
 
 def _measured(recipe: str, whole: bool = False) -> str:
-    """The folder with stored results of a recipe, if there is one, and how much it covers.
+    """How much of a recipe the checkout has stored runs of, if commands run in its folder.
 
-    With `whole`, complete results also have their counts, and results with other settings are
-    listed.
+    With `whole`, complete results also have their counts, and runs with other settings are listed.
     """
-    from fedlens.recipes import measured, part, with_other_settings
+    from fedlens.recipes.store import STORE, file_of, read_index
 
-    place = measured(recipe)
-    if place is None:
+    index = read_index(STORE)
+    others = [str(file_of(STORE, name)) for name, one in index.items() if one.recipe == recipe]
+    if recipe not in index:
         return ""
-    if not (place / "runs").is_dir():
-        return f"  measured: {_from_here(place)} (nothing is trained)"
-    runs = sum(1 for _ in (place / "runs").iterdir())
-    known = part(recipe)
-    much = [f"{runs} run{'s' * (runs != 1)}"]
-    if known and (whole or known.found < known.every):
-        experiments = f"experiment{'s' * (known.every != 1)}"
-        much.insert(0, f"{known.found} of {known.every} {experiments}")
-    if known and known.seeds:
-        much.append(f"{known.seeds} seeds")
-    if known and known.shorter:
-        much.append(f"{known.shorter} experiments with fewer rounds")
-    others = [str(_from_here(other)) for other in with_other_settings(recipe)] if whole else []
-    also = f"; with other settings: {', '.join(others)}" if others else ""
-    return f"  measured: {_from_here(place)} ({', '.join(much)}){also}"
-
-
-def _from_here(place: Path) -> Path:
-    here = Path.cwd()
-    return place.relative_to(here) if place.is_relative_to(here) else place
+    known = index[recipe]
+    count = len(known.runs)
+    much = [f"{count} run{'s' * (count != 1)}"]
+    if whole or known.experiments < known.of:
+        much.insert(0, f"{known.experiments} of {known.of} experiment{'s' * (known.of != 1)}")
+    if known.seeds < known.of_seeds:
+        much.append(f"{known.seeds} of {known.of_seeds} seeds")
+    if known.shorter:
+        much.append(f"{known.shorter} with fewer rounds")
+    others = [other for other in others if other != str(file_of(STORE, recipe))]
+    also = f"; with other settings: {', '.join(others)}" if whole and others else ""
+    return f"  measured: {STORE} ({', '.join(much)}){also}"

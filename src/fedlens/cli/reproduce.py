@@ -66,7 +66,17 @@ def reproduce_command(
     ] = False,
     stored: Annotated[
         Path | None,
-        typer.Option("--from", help="Draw the page from the runs in this folder; train nothing."),
+        typer.Option(
+            "--from", help="Draw the page from these runs, a store or a folder; train nothing."
+        ),
+    ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(help="Take runs that this store has, and pack the others into it."),
+    ] = None,
+    revision: Annotated[
+        str | None,
+        typer.Option(help="The commit of runs for --store that were made without git."),
     ] = None,
     data: DataFolder = None,
     ray_address: RayAddress = None,
@@ -79,10 +89,14 @@ def reproduce_command(
 
     names = list(dict.fromkeys(word for word in words if "=" not in word))
     overrides = [word for word in words if "=" in word]
+    if store is None and revision is not None:
+        raise ValueError(f"--revision {revision} is for --store: add that, or omit it")
+    if store is not None and scale != "paper":
+        raise ValueError(f"--store is for runs of --scale paper, not {scale}")
     if stored is not None:
-        from fedlens.recipes.stored import redraw
+        from fedlens.recipes.stored import keep, redraw
 
-        if overrides or seeds is not None or overwrite or only_plan or only:
+        if (overrides and store is None) or seeds is not None or overwrite or only_plan or only:
             raise ValueError(
                 "--from trains nothing: leave key=value, --seeds, --only, --overwrite, --plan"
             )
@@ -90,6 +104,8 @@ def reproduce_command(
             raise ValueError(f"--from draws one page, not {len(names)}: name one table or figure")
         with artists() as drawing, watching(quiet, progress.counted, "page") as watch:
             drawn = redraw(names[0], scale, stored, out, data=data, watch=watch, artists=drawing)
+        if store is not None:
+            keep(store, names[0], drawn.results, overrides, revision)
         _print({names[0]: drawn}, scale, as_json)
         return
     from fedlens.recipes.reproduce import plan_all, together
@@ -106,6 +122,11 @@ def reproduce_command(
         overwrite=overwrite and not only_plan,
         only=only or (),
     )
+    if store is not None and not only_plan:
+        from fedlens.recipes.stored import keep, take
+
+        for one in planned:
+            take(store, one, overrides)
     for name in names if not quiet else ():
         if name not in [one.name for one in planned]:
             print(f"{name}: none of its experiments has such a name", file=sys.stderr, flush=True)
@@ -127,6 +148,9 @@ def reproduce_command(
                 runs.run(told, seconds)
         with once_written():
             done, failed = _pages(planned, quiet)
+            if store is not None:
+                for name, drawn in done.items():
+                    keep(store, name, drawn.results, overrides, revision)
     except KeyboardInterrupt as stop:
         raise Stopped("run the same command again to go on") from stop
     _print(done, scale, as_json, as_list=len(names) > 1)
@@ -179,6 +203,9 @@ def _print(
 
 
 def _print_one(done: Reproduced) -> None:
+    def say(text: str) -> None:  # records from elsewhere may hold control characters
+        print("\n".join(map(printable, text.split("\n"))))
+
     from fedlens.recipes.page import OPENING
     from fedlens.report.blocks import Table, Text
     from fedlens.report.numbers import format_number
@@ -186,17 +213,17 @@ def _print_one(done: Reproduced) -> None:
 
     tables = [block for block in done.blocks if isinstance(block, Table)]
     for shown in [one for one in tables if one.published] or tables[:1]:
-        print(f"{shown.title}\n")
+        say(f"{shown.title}\n")
         rows = [[format_number(cell) for cell in row] for row in shown.rows]
-        print(table(shown.header, rows) + "\n")
+        say(table(shown.header, rows) + "\n")
         if shown.caption:  # it says what was left out
-            print(textwrap.fill(shown.caption, 80) + "\n")
+            say(textwrap.fill(shown.caption, 80) + "\n")
     for block in done.blocks:  # the remarks below the numbers say what these are worth
         if isinstance(block, Text) and block.title == OPENING:
-            print("\n".join(textwrap.fill(words, 80) for words in block.paragraphs) + "\n")
+            say("\n".join(textwrap.fill(words, 80) for words in block.paragraphs) + "\n")
     for runs in itertools.islice(done.results.runs.values(), 1):
-        print(f"runs: {runs[0].folder.parent}")
-    print(f"page: {done.page}")
+        say(f"runs: {runs[0].folder.parent}")
+    say(f"page: {done.page}")
 
 
 def _say_how_long(title: str, runs: Together, quiet: bool) -> dict[str, float]:

@@ -23,7 +23,7 @@ from fedlens.report.numbers import NONE
 from fedlens.report.pairs import SURE, format_p, points
 from fedlens.report.pictures import is_drawn
 from fedlens.report.student import Estimate, estimate
-from fedlens.runs.records import Run, settings
+from fedlens.runs.records import Run, settings, spent
 
 OPENING = "What was run"
 SAID = {
@@ -52,12 +52,12 @@ CUT = "A mean over seeds ends where the first of its runs diverged."
 
 def opening(recipe: Recipe, results: Results) -> Text:
     """The text about what was run, and whose settings it has."""
-    changed = _changed(recipe, results)
-    said = _whose(recipe, results, bool(changed))
+    unlike = changed(recipe, results)
+    said = _whose(recipe, results, bool(unlike))
     if recipe.stand_in:
         said.append(recipe.stand_in)
-    if changed:
-        said.append(f"Not as in the recipe: {', '.join(changed)}.")
+    if unlike:
+        said.append(f"Not as in the recipe: {', '.join(unlike)}.")
     runs = [run for cell in results.runs.values() for run in cell]
     if runs:
         count = len(results.runs)
@@ -86,7 +86,7 @@ def opening(recipe: Recipe, results: Results) -> Text:
     return Text(title=OPENING, paragraphs=said)
 
 
-def _whose(recipe: Recipe, results: Results, changed: bool) -> list[str]:
+def _whose(recipe: Recipe, results: Results, is_changed: bool) -> list[str]:
     """Sentences about whose settings and data these are."""
     fewer = _fewer_classes(recipe, results)
     if results.scale.name != "paper":
@@ -98,7 +98,7 @@ def _whose(recipe: Recipe, results: Results, changed: bool) -> list[str]:
     elif fewer:
         words = []
     else:
-        words = [OWN_SETTINGS + (", but for some that were changed." if changed else ".")]
+        words = [OWN_SETTINGS + (", but for some that were changed." if is_changed else ".")]
     return [*words, *fewer]
 
 
@@ -137,14 +137,14 @@ def _first_three(cells: Sequence[str]) -> str:
     return "; ".join(cells[:3]) + (" and so on" if len(cells) > 3 else "")
 
 
-def _changed(recipe: Recipe, results: Results) -> list[str]:
+def changed(recipe: Recipe, results: Results, except_for: Sequence[str] = ()) -> list[str]:
     """The settings of runs that differ from those of their cells, as key=value."""
     found: dict[str, None] = {}
     for cell, experiment in recipe.cells.items():
         planned = settings(experiment.plain())
         for run in results.runs[cell]:
             for key, value in settings(Experiment.of(run.experiment).plain()).items():
-                if key not in MAY_DIFFER and value != planned.get(key):
+                if key not in (*MAY_DIFFER, *except_for) and value != planned.get(key):
                     found[f"{key}={_abridged(value)}"] = None
     return list(found)
 
@@ -166,9 +166,15 @@ def _machines(runs: Sequence[Run]) -> str:
 
 def _span(runs: Sequence[Run]) -> str:
     """The time of training and evaluation; runs side by side each have their share."""
-    columns = ("seconds", "evaluation_seconds")
-    seconds = sum(row.get(name, 0.0) for run in runs for row in run.rounds for name in columns)
+    seconds = sum(_spent(run) for run in runs)
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _spent(run: Run) -> float:
+    if (seconds := spent(run.summary)) is not None:
+        return seconds
+    columns = ("seconds", "evaluation_seconds")
+    return float(sum(row.get(name, 0.0) for row in run.rounds for name in columns))
 
 
 def led_by_a_figure(blocks: Sequence[Block], told: Text) -> list[Block]:

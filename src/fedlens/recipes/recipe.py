@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, get_args
@@ -15,6 +15,7 @@ from fedlens.data.places import roots
 from fedlens.experiment import Experiment
 from fedlens.options import did_you_mean
 from fedlens.recipes import ScaleName
+from fedlens.tables import apply_override
 
 if TYPE_CHECKING:
     from fedlens.report.blocks import Block
@@ -203,4 +204,18 @@ class Recipe:
     stand_in: str = ""  # a text about replacements for what is not on this machine
     other_data: bool = False  # whether data are replaced, also at the paper's scale
     num_classes: Mapping[str, int] = field(default_factory=dict)  # of the paper's data sets
+    keeps: Sequence[str] = ()  # columns of rounds for its page that a store would leave out
     of_diverged: str = ""  # text about diverged runs; "": they show earlier evaluations
+
+
+def with_settings(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """The recipe with other settings, as key=value, in all of its cells."""
+    if not overrides:
+        return recipe
+    cells = {}
+    for cell, experiment in recipe.cells.items():
+        tables = experiment.plain()
+        for override in overrides:
+            apply_override(tables, override)
+        cells[cell] = Experiment.of(tables)
+    return replace(recipe, cells=cells)

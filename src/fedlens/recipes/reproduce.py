@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import fnmatch
-import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.experiment import Experiment
 from fedlens.locks import FolderLock
-from fedlens.recipes import RECIPES, ScaleName, check_known
+from fedlens.recipes import RECIPES, ScaleName, check_known, slug
 from fedlens.recipes.experiments import experiments
 from fedlens.recipes.page import led_by_a_figure, opening
-from fedlens.recipes.recipe import FROM_CELL, Recipe, Results, Scale
+from fedlens.recipes.recipe import FROM_CELL, Recipe, Results, Scale, with_settings
 from fedlens.recipes.together import Cells, Together
 from fedlens.report.artists import Artists, Drawing
 from fedlens.report.page import render_page
 from fedlens.run_files import MODEL, OVER, is_run, read_status
 from fedlens.runs.equal import is_run_of
-from fedlens.runs.records import Run, read
+from fedlens.runs.records import read
 from fedlens.runs.watching import Watch
-from fedlens.tables import apply_override
 
 if TYPE_CHECKING:
     from fedlens.report.blocks import Block
@@ -125,8 +123,7 @@ def _planned(
     only: Sequence[str],
 ) -> Reproduction:
     cells = {}
-    for cell, experiment in recipe.cells.items():
-        changed = _overridden(experiment, overrides)
+    for cell, changed in with_settings(recipe, overrides).cells.items():
         for seed in recipe.seeds:
             weights = changed.weights
             if weights is not None and weights.startswith(FROM_CELL):
@@ -186,26 +183,31 @@ def show(
     planned: Reproduction, watch: Drawing | None = None, artists: Artists | None = None
 ) -> Reproduced:
     """Draw the page of a reproduction from the runs that are done."""
+    recipe, results = planned.recipe, results_of(planned)
+    blocks = blocks_of(recipe, results)
+    return draw(planned.name, recipe, results, blocks, planned.out, watch, artists)
+
+
+def results_of(planned: Reproduction) -> Results:
+    """The runs of a reproduction that are done."""
     recipe, runs = planned.recipe, {}
     for cell in recipe.cells:
         places = [place_of(planned.out, cell, seed, recipe) for seed in recipe.seeds]
         if done := [read(place) for place in places if read_status(place) in OVER]:
             runs[cell] = done
-    return draw(planned.name, planned.scale, recipe, runs, planned.out, watch, artists)
+    return Results(planned.scale, runs)
 
 
 def draw(
     name: str,
-    scale: Scale,
     recipe: Recipe,
-    runs: Mapping[str, Sequence[Run]],
+    results: Results,
+    blocks: Sequence[Block],
     out: Path,
     watch: Drawing | None = None,
     artists: Artists | None = None,
 ) -> Reproduced:
-    """Draw the page of a recipe from its runs, by cell."""
-    results = Results(scale, runs)
-    blocks = blocks_of(recipe, results)
+    """Draw the page of a recipe from its blocks."""
     page = render_page(f"{name}: {recipe.title}", recipe.about, blocks, out, watch, artists)
     return Reproduced(page, results, blocks)
 
@@ -220,21 +222,6 @@ def place_of(out: Path, cell: str, seed: int, recipe: Recipe) -> Path:
     """The folder of one run: the name of the cell and, if there are several seeds, the seed."""
     name = slug(cell)
     return out / "runs" / (f"{name}-seed{seed}" if len(recipe.seeds) > 1 else name)
-
-
-def slug(cell: str) -> str:
-    """A cell's name as a folder name."""
-    spelled = cell.lower().replace("α", "alpha").replace("λ", "lambda")
-    return re.sub(r"[^a-z0-9.]+", "-", spelled).strip("-.")
-
-
-def _overridden(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
-    if not overrides:
-        return experiment
-    tables = experiment.plain()
-    for override in overrides:
-        apply_override(tables, override)
-    return Experiment.of(tables)
 
 
 def _is_of(place: Path, experiment: Experiment) -> bool:

@@ -1,26 +1,38 @@
-"""Pages drawn from the stored records of an earlier reproduction."""
+"""Pages drawn from stored records of runs; nothing is trained, and nothing of them executed."""
 
 from __future__ import annotations
 
 import contextlib
-import gzip
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
-from fedlens.recipes import RECIPES, ScaleName, check_known
-from fedlens.recipes.recipe import Recipe, Recorded, Results, Scale
-from fedlens.recipes.reproduce import Reproduced, draw, slug
+from fedlens.reading import demand_fields, is_file, reading
+from fedlens.recipes import RECIPES, ScaleName, check_known, slug
+from fedlens.recipes.page import changed
+from fedlens.recipes.recipe import Recipe, Recorded, Results, Scale, with_settings
+from fedlens.recipes.reproduce import Reproduced, Reproduction, blocks_of, draw, place_of
+from fedlens.recipes.store import (
+    INDEX,
+    item_of,
+    lay_out,
+    pack,
+    read_index,
+    read_packed,
+    runs_of,
+)
 from fedlens.report.artists import Artists
-from fedlens.run_files import EXPERIMENT, ROUNDS, read_experiment, read_manifest
+from fedlens.run_files import EXPERIMENT, MANIFEST, OVER
+from fedlens.runs.equal import as_today
+from fedlens.runs.measures import SHARES
 from fedlens.runs.records import Run, read, settings
+from fedlens.tables import to_toml
 
 MADE_WITH = ("dataset", "model", "rounds")
-PACKED = f"{ROUNDS}.gz"
+Cells = Mapping[str, Sequence[Run]]
+"""Runs by the slug of their cell."""
 
 
 def redraw(
@@ -35,15 +47,63 @@ def redraw(
 ) -> Reproduced:
     """Draw the page of a table or figure from records; nothing is trained.
 
-    `stored` contains run folders, like `runs` of a reproduction, or is the folder of a
-    reproduction. Records may be compressed, as rounds.jsonl.gz. The page shows the cells and seeds
-    that were run; it needs data sets only if it shows their images or labels. `watch` is called
-    with how many runs are read of how many, and "reading records", and then with how many figures
-    are drawn of how many.
+    `stored` is a store with an index, one of its packed files, or a folder of run folders: `runs`
+    of a reproduction, or the reproduction. The page shows the cells and seeds that were run; it
+    needs data sets only if it shows their images or labels. `watch` is called with how many runs
+    are read of how many, and "reading records", and then with how many figures are drawn of how
+    many.
     """
     recipe, results = restore(name, scale, stored, data, watch)
+    with reading(stored):  # records from elsewhere may hold anything
+        blocks = blocks_of(recipe, results)
     folder = Path(out) if out is not None else Path("reproductions") / f"{name}-{scale}"
-    return draw(name, results.scale, recipe, results.runs, folder, watch, artists)
+    return draw(name, recipe, results, blocks, folder, watch, artists)
+
+
+def keep(
+    store: Path, name: str, results: Results, overrides: Sequence[str], revision: str | None = None
+) -> int:
+    """Pack finished runs of a recipe into a store; return how many of its item that then has.
+
+    `overrides` are the settings, as key=value, that the runs have in place of the recipe's.
+    """
+    recipe = RECIPES[name](results.scale)
+    over = {
+        cell: done
+        for cell, runs in results.runs.items()
+        if (done := [run for run in runs if run.status in OVER])
+    }
+    planned = with_settings(recipe, overrides)
+    if unlike := changed(planned, Results(results.scale, over), except_for=("rounds",)):
+        raise ValueError(
+            f"runs of {name} have {', '.join(unlike)}, and the recipe has not: if that is what was "
+            "measured, add it to the command"
+        )
+    item = item_of(name, overrides)
+    command = " ".join(["fedlens reproduce", name, "--scale paper", *overrides])
+    return pack(store, item, name, recipe, over, command=command, revision=revision)
+
+
+def take(store: Path, planned: Reproduction, overrides: Sequence[str]) -> None:
+    """Lay out the runs of a store among those of a reproduction, so that only others are run.
+
+    They have no models: a run that starts from the model of one of them needs that to be run again.
+    """
+    item = item_of(planned.name, overrides)
+    if item not in read_index(store):
+        return
+    for cell, runs in runs_of(store, item).items():
+        for run in runs if cell in planned.recipe.cells else ():
+            _check(run)
+            place = place_of(planned.out, cell, run.manifest["seed"], planned.recipe)
+            experiment = planned.cells.get(place)
+            if (
+                experiment is None
+                or place.exists()
+                or experiment.toml() != to_toml(as_today(run.experiment))
+            ):
+                continue
+            lay_out(run, place)
 
 
 def restore(
@@ -57,11 +117,14 @@ def restore(
     check_known(name)
     if not RECIPES[name](Scale("smoke")).cells:
         raise ValueError(f"{name} trains nothing and is drawn without records: leave --from out")
-    runs = _runs(Path(stored), watch)
-    used = _used((run.experiment, run.manifest) for run in runs.values())
+    runs = _runs(Path(stored), name, watch)
+    for run in (run for of_cell in runs.values() for run in of_cell):
+        _check(run)
+    used = _used(run for of_cell in runs.values() for run in of_cell)
     at = Scale(scale, data, used)
     recipe = RECIPES[name](at)
-    found = {cell: of_cell for cell in recipe.cells if (of_cell := _of_cell(cell, runs))}
+    slugs = {cell: slug(cell) for cell in recipe.cells}
+    found = {cell: runs[called] for cell, called in slugs.items() if called in runs}
     if not found:
         some = slug(next(iter(recipe.cells)))
         raise ValueError(
@@ -76,12 +139,34 @@ def restore(
             f"{run.folder.name} in {stored} was trained on {run.experiment['dataset']}, which is "
             f"not what {name} is about: name the folder of its runs"
         )
+    if others := runs.keys() - slugs.values():
+        raise ValueError(
+            f"{stored} has runs that are none of {name}, such as {min(others)}: name the folder "
+            "of its own runs"
+        )
     seeds = sorted({run.manifest["seed"] for of_cell in found.values() for run in of_cell})
     recipe = replace(recipe, seeds=seeds, stand_in=f"{recipe.stand_in} {_from(stored)}".strip())
     return recipe, Results(at, found)
 
 
-def _scale_of(name: str, at: Scale, runs: Mapping[str, Run]) -> ScaleName | None:
+def _check(run: Run) -> None:
+    """Refuse a run with impossible numbers, or with code of its own, which is not imported here."""
+    with reading(run.folder, "take another copy of the run"):
+        for record in (*run.rounds, run.summary.get("final") or {}):
+            for name in SHARES & record.keys():
+                value = record[name]
+                if value is not None and not (isinstance(value, int | float) and 0 <= value <= 1):
+                    raise ValueError(f"{name} is {value!r}, not a number from 0 to 1")
+        for value in settings(run.experiment).values():
+            for word in value if isinstance(value, list) else [value]:
+                if OWN_CODE.fullmatch(str(word)):
+                    raise ValueError(f"it names code of its own, {word}, which is not run here")
+
+
+OWN_CODE = re.compile(r"(?!fedlens\.recipes\.)[\w.]+:[\w.]+(?: \+ .*)?")
+
+
+def _scale_of(name: str, at: Scale, runs: Cells) -> ScaleName | None:
     """The scale that fits most of the runs, if one fits any."""
     fitting: dict[ScaleName, int] = {}
     for scale in get_args(ScaleName):
@@ -91,13 +176,13 @@ def _scale_of(name: str, at: Scale, runs: Mapping[str, Run]) -> ScaleName | None
     return best if best is not None and fitting[best] else None
 
 
-def _fitting(recipe: Recipe, runs: Mapping[str, Run], keys: Sequence[str] = MADE_WITH) -> int:
+def _fitting(recipe: Recipe, runs: Cells, keys: Sequence[str] = MADE_WITH) -> int:
     """How many runs have the same values of `keys` as their cells."""
     return sum(
         all(settings(run.experiment).get(key) == planned.get(key) for key in keys)
         for cell, experiment in recipe.cells.items()
         for planned in [settings(experiment.plain())]
-        for run in _of_cell(cell, runs)
+        for run in runs.get(slug(cell), ())
     )
 
 
@@ -105,27 +190,36 @@ def _from(stored: str | Path) -> str:
     return f"Drawn from the records in {Path(stored)}; nothing was trained for this page."
 
 
-def coverage(name: str, stored: Path) -> tuple[int, int]:
-    """How many experiments of a recipe have stored runs at `paper` scale, and how many it has.
-
-    `recipes.part` reads the same from results/README.md; tests compare the two.
-    """
+def _runs(stored: Path, name: str, watch: Callable[..., None] | None) -> Cells:
+    if (stored / INDEX).is_file():
+        return _by_slug(runs_of(stored, name), watch)
+    if is_file(stored):
+        recipe, packed = read_packed(stored)
+        if recipe != name:
+            raise ValueError(f"{stored} has runs of {recipe}, not of {name}: name another file")
+        return _by_slug(packed, watch)
     places = _places(stored)
-    names = [place.name for place in places]
-    used = _used([(read_experiment(place), read_manifest(place)) for place in places])
-    cells = RECIPES[name](Scale("paper", recorded=used)).cells
-    found = [cell for cell in cells if any(map(_folder_of(cell).fullmatch, names))]
-    return len(found), len(cells)
-
-
-def _runs(stored: Path, watch: Callable[..., None] | None) -> dict[str, Run]:
-    """The runs in a folder, by the names of their folders."""
-    places, found = _places(stored), {}
-    for place in places:
-        found[place.name] = _read(place)
+    found: dict[str, dict[int, Run]] = {}
+    for number, place in enumerate(places, 1):
+        run = read(place)
+        demand_fields(run.manifest, {"seed": int}, place / MANIFEST, "run it again")
+        of_cell = found.setdefault(re.sub(r"-seed\d+$", "", place.name), {})
+        other = of_cell.setdefault(run.manifest["seed"], run)
+        if other is not run:
+            raise ValueError(
+                f"{other.folder} and {run.folder} have one seed: take one of them away, since a "
+                "mean over seeds counts each once"
+            )
         if watch is not None:
-            watch(len(found), len(places), "reading records")
-    return found
+            watch(number, len(places), "reading records")
+    return {called: [runs[seed] for seed in sorted(runs)] for called, runs in found.items()}
+
+
+def _by_slug(cells: Cells, watch: Callable[..., None] | None) -> Cells:
+    count = sum(map(len, cells.values()))
+    if watch is not None:
+        watch(count, count, "reading records")
+    return {slug(cell): runs for cell, runs in cells.items()}
 
 
 def _places(stored: Path) -> list[Path]:
@@ -138,44 +232,11 @@ def _places(stored: Path) -> list[Path]:
     return places
 
 
-def _read(place: Path) -> Run:
-    if (place / ROUNDS).is_file() or not (place / PACKED).is_file():
-        return read(place)
-    with tempfile.TemporaryDirectory() as made:
-        whole = Path(made) / place.name
-        shutil.copytree(place, whole, ignore=shutil.ignore_patterns(PACKED, "*.safetensors"))
-        try:
-            (whole / ROUNDS).write_bytes(gzip.decompress((place / PACKED).read_bytes()))
-        except (OSError, EOFError) as error:
-            raise ValueError(f"{place / PACKED} cannot be unpacked: {error}") from None
-        return replace(read(whole), folder=place)
-
-
-def _used(runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Recorded:
+def _used(runs: Iterable[Run]) -> Recorded:
     """The data sets and weights of runs, from their experiments and manifests."""
     datasets, sources = set(), dict[str, None]()
-    for experiment, manifest in runs:
-        datasets.add(str(settings(experiment)["dataset"]))
-        if manifest.get("weights"):
-            sources[manifest["weights"]["source"]] = None
+    for run in runs:
+        datasets.add(str(settings(run.experiment)["dataset"]))
+        if weights := run.manifest.get("weights"):
+            sources[weights["source"]] = None
     return Recorded(frozenset(datasets), tuple(sources))
-
-
-def _of_cell(cell: str, runs: Mapping[str, Run]) -> list[Run]:
-    """The runs of a cell, ordered by seed."""
-    own = _folder_of(cell)
-    found = [run for place, run in runs.items() if own.fullmatch(place)]
-    by_seed: dict[int, Run] = {}
-    for run in found:
-        other = by_seed.setdefault(run.manifest["seed"], run)
-        if other is not run:
-            raise ValueError(
-                f"{other.folder} and {run.folder} have one seed: take one of them away, since a "
-                "mean over seeds counts each once"
-            )
-    return [by_seed[seed] for seed in sorted(by_seed)]
-
-
-def _folder_of(cell: str) -> re.Pattern[str]:
-    """A pattern for the names of a cell's run folders."""
-    return re.compile(rf"{re.escape(slug(cell))}(-seed\d+)?")

@@ -66,6 +66,13 @@ OF_MODEL: dict[str, Better | None] = {
 }
 """What an evaluation can add to a record."""
 
+SHARES = (
+    OF_MODEL.keys()
+    - {"relative_accuracy", "train_set_loss"}
+    - {measure_name(part, name) for part in PARTS for name in ("loss", "classes_predicted")}
+)
+"""Measures that are never below 0 or above 1."""
+
 BETTER: dict[str, Better | None] = {
     "train_loss": "lower",
     **OF_ALGORITHM,

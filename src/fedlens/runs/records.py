@@ -102,6 +102,13 @@ class Run:
         return sum(spent) if spent else None
 
 
+def spent(summary: Mapping[str, Any]) -> float | None:
+    """The seconds of training and evaluation in a summary; None if it has none."""
+    seconds = _table(summary, "seconds")
+    both = [number(seconds.get(name)) for name in ("training", "evaluation")]
+    return None if None in both else sum(filter(None, both))
+
+
 def read(folder: Path) -> Run:
     """Read the run in `folder`."""
     folder = Path(folder)

@@ -32,6 +32,7 @@ def figure18(scale: Scale) -> Recipe:
         seeds=range(scale.pick(1, 1, 5)),
         blocks=blocks,
         stand_in=stand_in(scale),
+        keeps=("clients",),
     )
 
 

@@ -12,13 +12,8 @@ from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Table, Text
 
 ALGORITHMS = {"FedAvg": Named("fedavg"), "FedAvg+lastFC": Named("lastfc"), "FedNS": Named("fedns")}
-CELLS = (
-    "iid, FedAvg",
-    "iid, FedNS",
-    "non-iid, FedAvg",
-    "non-iid, FedAvg+lastFC",
-    "non-iid, FedNS",
-)
+SPLITS = {"iid": ("FedAvg", "FedNS"), "non-iid": tuple(ALGORITHMS)}
+CELLS = {f"{split}, {name}": (split, name) for split, names in SPLITS.items() for name in names}
 """With iid clients, FedAvg+lastFC equals FedAvg, so it has no cell."""
 
 MEASURES = {
@@ -75,7 +70,7 @@ TINY = Study(
 )
 
 
-def table(study: Study, scale: Scale) -> Recipe:
+def _table(study: Study, scale: Scale) -> Recipe:
     """The measures after the last round, ten repeats, paired."""
     return _recipe(
         study,
@@ -87,7 +82,7 @@ def table(study: Study, scale: Scale) -> Recipe:
     )
 
 
-def figure(study: Study, scale: Scale) -> Recipe:
+def _figure(study: Study, scale: Scale) -> Recipe:
     """The same runs by round, as differences to FedAvg."""
     return _recipe(
         study,
@@ -97,6 +92,36 @@ def figure(study: Study, scale: Scale) -> Recipe:
         "paper's curves are not printed as numbers; their last points are those of the table.",
         partial(figure_blocks, study),
     )
+
+
+def table1(scale: Scale) -> Recipe:
+    """Table 1: Fashion-MNIST with a CNN of five layers."""
+    return _table(FASHION, scale)
+
+
+def table2(scale: Scale) -> Recipe:
+    """Table 2: CIFAR-10 with AlexNet."""
+    return _table(CIFAR, scale)
+
+
+def table3(scale: Scale) -> Recipe:
+    """Table 3: Tiny ImageNet with ResNet-18."""
+    return _table(TINY, scale)
+
+
+def figure1(scale: Scale) -> Recipe:
+    """Figure 1: Fashion-MNIST with a CNN of five layers."""
+    return _figure(FASHION, scale)
+
+
+def figure2(scale: Scale) -> Recipe:
+    """Figure 2: CIFAR-10 with AlexNet."""
+    return _figure(CIFAR, scale)
+
+
+def figure3(scale: Scale) -> Recipe:
+    """Figure 3: Tiny ImageNet with ResNet-18."""
+    return _figure(TINY, scale)
 
 
 def _recipe(
@@ -109,7 +134,7 @@ def _recipe(
     return Recipe(
         title=title,
         about=about,
-        cells={cell: _experiment(study, scale, *cell.split(", ")) for cell in CELLS},
+        cells={cell: _experiment(study, scale, *axes) for cell, axes in CELLS.items()},
         seeds=range(scale.pick(2, 3, 10)),
         blocks=blocks,
         stand_in=_stand_in(study, scale),
@@ -177,16 +202,12 @@ def _is_on_its_data(study: Study, results: Results) -> bool:
 def figure_blocks(study: Study, results: Results) -> list[Block]:
     shown: list[Block] = []
     for name in study.published:
-        for split in ("iid", "non-iid"):
+        for split, names in SPLITS.items():
             base = f"{split}, FedAvg"
             shown.append(
                 curves(
                     results,
-                    {
-                        cell: cell.removeprefix(f"{split}, ")
-                        for cell in CELLS
-                        if cell.startswith(f"{split}, ") and cell != base
-                    },
+                    {f"{split}, {name}": name for name in names if name != "FedAvg"},
                     MEASURES[name],
                     against=base,
                     title=f"{split}: {name} above FedAvg's",

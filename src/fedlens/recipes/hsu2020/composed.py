@@ -105,7 +105,7 @@ def blocks(results: Results) -> list[Block]:
             curves(
                 results,
                 {
-                    cell: cell.removeprefix(f"{which}, ")
+                    cell: f"{base}{added}"
                     for base in BASES
                     for added in ADDED
                     if (cell := f"{which}, {base}{added}") in results.runs

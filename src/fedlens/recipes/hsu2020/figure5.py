@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fedlens.recipes.hsu2020 import table3, table4
 from fedlens.recipes.hsu2020.setting import (
+    Method,
     at_budget,
     goal,
-    goal_of,
     is_other_data,
     population,
     rounds,
@@ -37,44 +37,33 @@ def figure5(scale: Scale) -> Recipe:
 
 
 def blocks(results: Results) -> list[Block]:
-    charts: list[Block] = [_chart(results, "iNaturalist", "", _published_users())]
+    theirs = {method: numbers[MIDDLE] for method, numbers in table3.PUBLISHED.items()}
+    charts: list[Block] = [_chart(results, "iNaturalist", "", theirs)]
     for place, layers in enumerate(table4.LAYERS):
-        theirs = {row: numbers[place][MIDDLE] for row, numbers in table4.PUBLISHED.items()}
+        theirs = {method: numbers[place][MIDDLE] for method, numbers in table4.PUBLISHED.items()}
         charts.append(_chart(results, "Landmarks", f"{layers}, ", theirs))
     return charts
 
 
-def _published_users() -> dict[str, float]:
-    return {row: numbers[MIDDLE] for row, numbers in table3.PUBLISHED.items()}
-
-
-def _chart(results: Results, where: str, layers: str, theirs: dict[str, float]) -> Bars:
+def _chart(results: Results, where: str, layers: str, theirs: dict[Method, float]) -> Bars:
     budget = rounds(results.scale)[MIDDLE]
-    plain = [
-        row for row in theirs if "FedIR" not in row and f"{where}, {layers}{row}" in results.runs
-    ]
+    cells = {method: f"{where}, {layers}{method.name}" for method in theirs}
+    plain = [method for method in theirs if not method.added and cells[method] in results.runs]
+    with_ = [method._replace(added="FedIR") for method in plain]
 
-    def reweighted(row: str) -> str:
-        return row.replace(", K", ", FedIR, K")
-
-    def heights(rows: list[str]) -> tuple[list[float | None], list[float | None]]:
-        found = [at_budget(results, f"{where}, {layers}{row}", budget) for row in rows]
+    def heights(methods: list[Method]) -> tuple[list[float | None], list[float | None]]:
+        found = [at_budget(results, cells[method], budget) for method in methods]
         return [f and f.mean for f in found], [f and f.std for f in found]
 
-    def group(row: str) -> str:
-        base, _ = row.split(", ")
-        return f"{base}, K {goal(results.scale, goal_of(row))}"
-
-    with_ = [reweighted(row) for row in plain]
     return Bars(
         title=f"{where}, {layers or 'virtual clients, '}at {budget:,} rounds".replace(", , ", ", "),
         caption="Test accuracy without and with FedIR. Hollow: published, at 2.5k rounds.",
-        groups=[group(row) for row in plain],
+        groups=[f"{m.base}, K {goal(results.scale, m.goal)}" for m in plain],
         series=[
             Series("without FedIR", *heights(plain)),
             Series("with FedIR", *heights(with_)),
-            Series("published, without", [theirs[row] / 100 for row in plain], hollow=True),
-            Series("published, with", [theirs[row] / 100 for row in with_], hollow=True),
+            Series("published, without", [theirs[method] / 100 for method in plain], hollow=True),
+            Series("published, with", [theirs[method] / 100 for method in with_], hollow=True),
         ],
         y_label="test accuracy",
         percent=True,

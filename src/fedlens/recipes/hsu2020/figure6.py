@@ -73,9 +73,9 @@ def blocks(results: Results) -> list[Block]:
         curves(
             results,
             {
-                cell: cell.removeprefix(f"{which}, ")
-                for cell in table2.PUBLISHED
-                if cell.startswith(f"{which}, ")
+                f"{which}, {method.name}": method.name
+                for clients, method in table2.PUBLISHED
+                if clients == which
             },
             title=f"{population(results.scale, which).used}: test accuracy",
             caption="Accuracy on the test images, with and without virtual clients.",

@@ -27,9 +27,9 @@ def blocks(results: Results) -> list[Block]:
         curves(
             results,
             {
-                cell: cell.removeprefix("two layers, ").removesuffix(f", K {k}")
-                for cell in results.runs
-                if cell.endswith(f", K {k}")
+                f"two layers, {method.name}": method._replace(goal=0).name
+                for method in table4.chosen(results.scale)
+                if method.goal == k
             },
             title=f"K = {goal(results.scale, k)}: test accuracy",
             caption="Accuracy on the test images while the last two layers are trained.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedlens.recipes.hsu2020 import pretraining
-from fedlens.recipes.hsu2020.setting import is_other_data, population, stand_in
+from fedlens.recipes.hsu2020.setting import Method, is_other_data, population, stand_in
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Curves, Line
 
@@ -34,9 +34,9 @@ def _curves(results: Results) -> list[Curves]:
             title=f"{start}: relative accuracy",
             caption="Test accuracy divided by that of centralised training from the same start.",
             lines=[
-                _line(results, cell, start)
-                for cell in results.runs
-                if cell.startswith(f"{start}, Fed")
+                _line(results, start, method)
+                for method in pretraining.METHODS
+                if f"{start}, {method.name}" in results.runs
             ],
             y_label="relative accuracy",
             percent=True,
@@ -48,8 +48,8 @@ def _curves(results: Results) -> list[Curves]:
     ]
 
 
-def _line(results: Results, cell: str, start: str) -> Line:
+def _line(results: Results, start: str, method: Method) -> Line:
     whole = results.final(f"{start}, centralised")
-    rounds, values = results.runs[cell][0].curve("test_accuracy")
+    rounds, values = results.runs[f"{start}, {method.name}"][0].curve("test_accuracy")
     best = whole.mean if whole and whole.mean else 1.0
-    return Line(cell.removeprefix(f"{start}, "), rounds, [value / best for value in values])
+    return Line(method.name, rounds, [value / best for value in values])

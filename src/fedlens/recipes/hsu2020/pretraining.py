@@ -13,6 +13,7 @@ from fedlens.experiment import Experiment, Named
 from fedlens.recipes.hsu2020.setting import (
     BASES,
     OUR_EPOCHS,
+    Method,
     Population,
     centralised,
     experiment,
@@ -26,7 +27,7 @@ from fedlens.report.blocks import Table
 
 STARTS = ("pretrained", "scratch")
 PRETRAINING = "pretraining"
-GOALS = (10, 100)
+METHODS = [Method(base, goal=goal) for base in BASES for goal in (10, 100)]
 CENTRALISED = {"pretrained": 0.579, "scratch": 0.514}
 WITH_FEDVC = (
     "All federated runs have virtual clients. The paper does not say so here, but its Table 2 does "
@@ -51,11 +52,11 @@ def cells(scale: Scale, clients: Population) -> dict[str, Experiment]:
         starts["scratch"] = replace(clients, model=groups, weights=None, norm="shared")
     for start, who in starts.items():
         found[f"{start}, centralised"] = centralised(scale, who)
-        for base, algorithm in BASES.items():
-            for k in GOALS:
-                found[f"{start}, {base}, K {k}"] = experiment(
-                    scale, who, (virtual(scale), *algorithm), k, last=_last(scale, start, k)
-                )
+        for method in METHODS:
+            algorithm, goal = (virtual(scale), *BASES[method.base]), method.goal
+            found[f"{start}, {method.name}"] = experiment(
+                scale, who, algorithm, goal, last=_last(scale, start, goal)
+            )
     return found
 
 

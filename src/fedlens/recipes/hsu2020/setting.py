@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from fedlens.augment import Augment
 from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
@@ -32,6 +32,20 @@ OUR_EPOCHS = (
     f"How long centralised training lasts is ours, {EPOCHS} epochs at the paper's scale: it says "
     "only that its configuration is the same."
 )
+
+
+class Method(NamedTuple):
+    """A method in a table of the paper."""
+
+    base: str  # of BASES
+    added: str = ""  # "FedVC" or "FedIR"
+    goal: int = 0  # the paper's report goal, where a table has several
+
+    @property
+    def name(self) -> str:
+        """What its cells are called, after the clients or the start."""
+        goal = f"K {self.goal}" if self.goal else ""
+        return ", ".join(filter(None, (self.base, self.added, goal)))
 
 
 @dataclass(frozen=True)
@@ -150,11 +164,6 @@ def goal(scale: Scale, paper: int) -> int:
     """The report goal used for one of the paper's."""
     at = GOALS.index(paper)
     return scale.pick((2, 3, 4), (5, 10, 20), GOALS)[at]
-
-
-def goal_of(row: str) -> int:
-    """The paper's report goal in the name of a row or cell, which ends in ", K 10"."""
-    return int(row.rpartition("K ")[2])
 
 
 def said_goal(scale: Scale, paper: int) -> str:

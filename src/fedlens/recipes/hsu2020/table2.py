@@ -8,6 +8,7 @@ from fedlens.recipes.hsu2020.setting import (
     NAMES,
     OUR_EPOCHS,
     STEPS,
+    Method,
     Population,
     Row,
     Which,
@@ -28,15 +29,17 @@ from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Text
 
 POPULATIONS: tuple[Which, ...] = ("geo", "user")
-PUBLISHED: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {  # at rounds, at batches
-    "geo, FedAvg": ((47.0, 47.9, 48.7), (37.8, 44.4, 46.5)),
-    "geo, FedAvgM": ((47.2, 50.4, 45.0), (42.5, 47.1, 44.9)),
-    "geo, FedAvg, FedVC": ((37.4, 46.2, 52.8), (46.2, 53.1, 55.5)),
-    "geo, FedAvgM, FedVC": ((49.7, 54.8, 56.7), (54.8, 56.7, 57.1)),
-    "user, FedAvg": ((34.7, 39.7, 41.3), (37.8, 39.8, 42.9)),
-    "user, FedAvgM": ((31.9, 39.2, 41.3), (32.3, 41.6, 43.4)),
-    "user, FedAvg, FedVC": ((31.3, 39.7, 43.9), (39.7, 48.9, 52.8)),
-    "user, FedAvgM, FedVC": ((37.9, 43.7, 49.1), (43.7, 47.4, 54.6)),
+PUBLISHED: dict[
+    tuple[Which, Method], tuple[tuple[float, ...], tuple[float, ...]]
+] = {  # at rounds, at batches
+    ("geo", Method("FedAvg")): ((47.0, 47.9, 48.7), (37.8, 44.4, 46.5)),
+    ("geo", Method("FedAvgM")): ((47.2, 50.4, 45.0), (42.5, 47.1, 44.9)),
+    ("geo", Method("FedAvg", "FedVC")): ((37.4, 46.2, 52.8), (46.2, 53.1, 55.5)),
+    ("geo", Method("FedAvgM", "FedVC")): ((49.7, 54.8, 56.7), (54.8, 56.7, 57.1)),
+    ("user", Method("FedAvg")): ((34.7, 39.7, 41.3), (37.8, 39.8, 42.9)),
+    ("user", Method("FedAvgM")): ((31.9, 39.2, 41.3), (32.3, 41.6, 43.4)),
+    ("user", Method("FedAvg", "FedVC")): ((31.3, 39.7, 43.9), (39.7, 48.9, 52.8)),
+    ("user", Method("FedAvgM", "FedVC")): ((37.9, 43.7, 49.1), (43.7, 47.4, 54.6)),
 }
 CENTRALISED = 0.579
 
@@ -100,11 +103,9 @@ def blocks(results: Results) -> list[Block]:
 
     def rows(place: int) -> list[Row]:
         found: list[Row] = []
-        for cell, published in PUBLISHED.items():
-            which, base, *more = cell.split(", ")
-            name = called["geo" if which == "geo" else "user"]
-            first = (name, base, "yes" if more else "no")
-            found.append((first, cell, published[place]))
+        for (which, method), published in PUBLISHED.items():
+            first = (called[which], method.base, "yes" if method.added else "no")
+            found.append((first, f"{which}, {method.name}", published[place]))
         return found
 
     of = ("clients", "method", "FedVC")

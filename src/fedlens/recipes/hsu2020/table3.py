@@ -6,11 +6,11 @@ from fedlens.experiment import Experiment, Named
 from fedlens.recipes.hsu2020.setting import (
     BASES,
     OUR_EPOCHS,
+    Method,
     Row,
     at_budgets,
     centralised,
     experiment,
-    goal_of,
     is_other_data,
     population,
     said_goal,
@@ -23,14 +23,14 @@ from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block
 
 PUBLISHED = {
-    "FedAvg, K 10": (31.3, 39.7, 43.9),
-    "FedAvg, K 100": (36.9, 46.5, 51.4),
-    "FedAvg, FedIR, K 10": (30.1, 41.3, 47.5),
-    "FedAvg, FedIR, K 100": (35.5, 44.8, 49.8),
-    "FedAvgM, K 10": (37.9, 43.7, 49.1),
-    "FedAvgM, K 100": (53.0, 56.1, 57.2),
-    "FedAvgM, FedIR, K 10": (38.4, 42.1, 47.0),
-    "FedAvgM, FedIR, K 100": (51.3, 54.3, 56.2),
+    Method("FedAvg", goal=10): (31.3, 39.7, 43.9),
+    Method("FedAvg", goal=100): (36.9, 46.5, 51.4),
+    Method("FedAvg", "FedIR", 10): (30.1, 41.3, 47.5),
+    Method("FedAvg", "FedIR", 100): (35.5, 44.8, 49.8),
+    Method("FedAvgM", goal=10): (37.9, 43.7, 49.1),
+    Method("FedAvgM", goal=100): (53.0, 56.1, 57.2),
+    Method("FedAvgM", "FedIR", 10): (38.4, 42.1, 47.0),
+    Method("FedAvgM", "FedIR", 100): (51.3, 54.3, 56.2),
 }
 """All with FedVC; K is the paper's report goal."""
 
@@ -38,11 +38,10 @@ PUBLISHED = {
 def cells(scale: Scale) -> dict[str, Experiment]:
     clients = population(scale, "user")
     found = {}
-    for cell in PUBLISHED:
-        base, *more, _ = cell.split(", ")
-        reweighted = (Named("fedir"),) if more else ()
-        algorithm = (virtual(scale), *reweighted, *BASES[base])
-        found[cell] = experiment(scale, clients, algorithm, goal_of(cell))
+    for method in PUBLISHED:
+        reweighted = (Named("fedir"),) if method.added else ()
+        algorithm = (virtual(scale), *reweighted, *BASES[method.base])
+        found[method.name] = experiment(scale, clients, algorithm, method.goal)
     return found
 
 
@@ -64,10 +63,10 @@ def table3(scale: Scale) -> Recipe:
 def blocks(results: Results) -> list[Block]:
     clients = population(results.scale, "user")
     rows: list[Row] = []
-    for cell, published in PUBLISHED.items():
-        base, *more, _ = cell.split(", ")
-        first = (base, "yes" if more else "no", said_goal(results.scale, goal_of(cell)))
-        rows.append((first, cell, published))
+    for method, published in PUBLISHED.items():
+        goal = said_goal(results.scale, method.goal)
+        first = (method.base, "yes" if method.added else "no", goal)
+        rows.append((first, method.name, published))
     return [
         at_budgets(
             results,
@@ -84,7 +83,7 @@ def blocks(results: Results) -> list[Block]:
         ),
         curves(
             results,
-            list(PUBLISHED),
+            [method.name for method in PUBLISHED],
             title="Test accuracy by round",
             caption="Accuracy on the test images, all with virtual clients.",
             y_label="test accuracy",

@@ -7,11 +7,11 @@ from fedlens.recipes.hsu2020.setting import (
     BASES,
     GOALS,
     OUR_EPOCHS,
+    Method,
     Row,
     at_budgets,
     centralised,
     experiment,
-    goal_of,
     goals,
     is_other_data,
     population,
@@ -23,41 +23,39 @@ from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block
 
 LAYERS = {"two layers": 2, "all layers": None}
-PUBLISHED: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {  # two layers, all layers
-    "FedAvg, K 10": ((4.2, 14.6, 24.6), (18.2, 38.1, 49.7)),
-    "FedAvg, K 50": ((4.5, 16.5, 26.0), (20.9, 42.0, 53.3)),
-    "FedAvg, K 100": ((4.9, 16.5, 26.3), (21.9, 42.3, 53.4)),
-    "FedAvg, FedIR, K 10": ((6.3, 17.4, 26.6), (19.6, 38.5, 51.7)),
-    "FedAvg, FedIR, K 50": ((7.4, 19.7, 28.8), (26.0, 45.2, 55.0)),
-    "FedAvg, FedIR, K 100": ((7.2, 20.1, 29.0), (26.5, 45.7, 55.2)),
-    "FedAvgM, K 10": ((23.0, 30.1, 30.8), (29.4, 44.1, 53.7)),
-    "FedAvgM, K 50": ((29.9, 36.4, 38.6), (55.2, 62.0, 64.8)),
-    "FedAvgM, K 100": ((31.9, 37.4, 39.6), (56.3, 63.4, 65.0)),
-    "FedAvgM, FedIR, K 10": ((26.5, 32.1, 31.3), (27.9, 45.1, 53.5)),
-    "FedAvgM, FedIR, K 50": ((31.6, 37.5, 38.9), (53.1, 61.6, 63.2)),
-    "FedAvgM, FedIR, K 100": ((33.7, 38.3, 39.8), (57.7, 64.1, 65.9)),
+PUBLISHED: dict[Method, tuple[tuple[float, ...], tuple[float, ...]]] = {  # two layers, all layers
+    Method("FedAvg", goal=10): ((4.2, 14.6, 24.6), (18.2, 38.1, 49.7)),
+    Method("FedAvg", goal=50): ((4.5, 16.5, 26.0), (20.9, 42.0, 53.3)),
+    Method("FedAvg", goal=100): ((4.9, 16.5, 26.3), (21.9, 42.3, 53.4)),
+    Method("FedAvg", "FedIR", 10): ((6.3, 17.4, 26.6), (19.6, 38.5, 51.7)),
+    Method("FedAvg", "FedIR", 50): ((7.4, 19.7, 28.8), (26.0, 45.2, 55.0)),
+    Method("FedAvg", "FedIR", 100): ((7.2, 20.1, 29.0), (26.5, 45.7, 55.2)),
+    Method("FedAvgM", goal=10): ((23.0, 30.1, 30.8), (29.4, 44.1, 53.7)),
+    Method("FedAvgM", goal=50): ((29.9, 36.4, 38.6), (55.2, 62.0, 64.8)),
+    Method("FedAvgM", goal=100): ((31.9, 37.4, 39.6), (56.3, 63.4, 65.0)),
+    Method("FedAvgM", "FedIR", 10): ((26.5, 32.1, 31.3), (27.9, 45.1, 53.5)),
+    Method("FedAvgM", "FedIR", 50): ((31.6, 37.5, 38.9), (53.1, 61.6, 63.2)),
+    Method("FedAvgM", "FedIR", 100): ((33.7, 38.3, 39.8), (57.7, 64.1, 65.9)),
 }
 CENTRALISED = {"two layers": 0.4027, "all layers": 0.6705}
 
 
-def chosen(scale: Scale) -> list[str]:
-    """The rows that are run at this scale."""
-    run = [f"K {k}" for k in goals(scale, *GOALS)]
-    return [row for row in PUBLISHED if row.split(", ")[-1] in run]
+def chosen(scale: Scale) -> list[Method]:
+    """The methods that are run at this scale."""
+    return [method for method in PUBLISHED if method.goal in goals(scale, *GOALS)]
 
 
 def cells(scale: Scale, *trained: str) -> dict[str, Experiment]:
     clients = population(scale, "landmarks")
     found = {}
     for layers in trained:
-        for row in chosen(scale):
-            base, *more, _ = row.split(", ")
-            reweighted = (Named("fedir"),) if more else ()
-            found[f"{layers}, {row}"] = experiment(
+        for method in chosen(scale):
+            reweighted = (Named("fedir"),) if method.added else ()
+            found[f"{layers}, {method.name}"] = experiment(
                 scale,
                 clients,
-                (*reweighted, *BASES[base]),
-                goal_of(row),
+                (*reweighted, *BASES[method.base]),
+                method.goal,
                 layers=LAYERS[layers],
             )
     return found
@@ -86,10 +84,10 @@ def blocks(results: Results) -> list[Block]:
     tables: list[Block] = []
     for place, layers in enumerate(LAYERS):
         rows: list[Row] = []
-        for row in chosen(results.scale):
-            base, *more, _ = row.split(", ")
-            first = (base, "yes" if more else "no", said_goal(results.scale, goal_of(row)))
-            rows.append((first, f"{layers}, {row}", PUBLISHED[row][place]))
+        for method in chosen(results.scale):
+            goal = said_goal(results.scale, method.goal)
+            first = (method.base, "yes" if method.added else "no", goal)
+            rows.append((first, f"{layers}, {method.name}", PUBLISHED[method][place]))
         tables.append(
             at_budgets(
                 results,

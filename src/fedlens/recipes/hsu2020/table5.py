@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedlens.recipes.hsu2020 import pretraining
 from fedlens.recipes.hsu2020.setting import (
     BASES,
-    goal_of,
+    Method,
     is_other_data,
     population,
     said_goal,
@@ -18,14 +18,14 @@ from fedlens.runs.budgets import rounds_to
 
 SHARES = (10, 50, 90)
 PUBLISHED = {
-    "pretrained, FedAvg, K 10": ("165 (1.0×)", "669 (4.1×)", "4,912 (29.8×)"),
-    "pretrained, FedAvg, K 100": ("165 (1.0×)", "567 (3.4×)", "3,780 (22.9×)"),
-    "pretrained, FedAvgM, K 10": ("79 (1.0×)", "249 (3.2×)", "1,505 (19.1×)"),
-    "pretrained, FedAvgM, K 100": ("60 (1.0×)", "116 (1.9×)", "420 (6.9×)"),
-    "scratch, FedAvg, K 10": ("9,005 (1.0×)", "39,236 (4.4×)", "> 50k"),
-    "scratch, FedAvg, K 100": ("7,793 (1.0×)", "> 20k", "> 20k"),
-    "scratch, FedAvgM, K 10": ("1,463 (1.0×)", "5,788 (4.0×)", "> 50k"),
-    "scratch, FedAvgM, K 100": ("977 (1.0×)", "3,733 (3.8×)", "> 20k"),
+    ("pretrained", Method("FedAvg", goal=10)): ("165 (1.0×)", "669 (4.1×)", "4,912 (29.8×)"),
+    ("pretrained", Method("FedAvg", goal=100)): ("165 (1.0×)", "567 (3.4×)", "3,780 (22.9×)"),
+    ("pretrained", Method("FedAvgM", goal=10)): ("79 (1.0×)", "249 (3.2×)", "1,505 (19.1×)"),
+    ("pretrained", Method("FedAvgM", goal=100)): ("60 (1.0×)", "116 (1.9×)", "420 (6.9×)"),
+    ("scratch", Method("FedAvg", goal=10)): ("9,005 (1.0×)", "39,236 (4.4×)", "> 50k"),
+    ("scratch", Method("FedAvg", goal=100)): ("7,793 (1.0×)", "> 20k", "> 20k"),
+    ("scratch", Method("FedAvgM", goal=10)): ("1,463 (1.0×)", "5,788 (4.0×)", "> 50k"),
+    ("scratch", Method("FedAvgM", goal=100)): ("977 (1.0×)", "3,733 (3.8×)", "> 20k"),
 }
 """In brackets: the ratio to the rounds that reach 10%."""
 
@@ -46,11 +46,10 @@ def table5(scale: Scale) -> Recipe:
 
 def blocks(results: Results) -> list[Block]:
     rows: list[list[str]] = []
-    for cell, published in PUBLISHED.items():
-        start, base, _ = cell.split(", ")
-        line = [base, start, said_goal(results.scale, goal_of(cell))]
+    for (start, method), published in PUBLISHED.items():
+        line = [method.base, start, said_goal(results.scale, method.goal)]
         for share, theirs in zip(SHARES, published, strict=True):
-            line += [theirs, _ours(results, cell, share)]
+            line += [theirs, _ours(results, start, method, share)]
         rows.append(line)
     header = ["method", "start", "K"]
     for share in SHARES:
@@ -69,10 +68,9 @@ def blocks(results: Results) -> list[Block]:
     ]
 
 
-def _ours(results: Results, cell: str, share: int) -> str:
+def _ours(results: Results, start: str, method: Method, share: int) -> str:
     """The rounds of the first seed, and their ratio to the rounds of the smallest share."""
-    start = cell.split(", ")[0]
-    whole, runs = results.runs[f"{start}, centralised"], results.runs[cell]
+    whole, runs = (results.runs[f"{start}, {name}"] for name in ("centralised", method.name))
     if not whole or not runs:
         return NONE
     run, best = runs[0], whole[0].final("test_accuracy") or 0.0
@@ -86,7 +84,7 @@ def _speed(results: Results) -> str:
     words = []
     for base in BASES:
         found = {
-            start: _ours(results, f"{start}, {base}, K 10", 90)
+            start: _ours(results, start, Method(base, goal=10), 90)
             for start in pretraining.STARTS
             if f"{start}, centralised" in results.runs
         }
