@@ -15,11 +15,13 @@ from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedavgm import fedavgm
 from fedlens.algorithms.fedbn import fedbn
 from fedlens.algorithms.fedbuff import fedbuff
+from fedlens.algorithms.fedcm import fedcm
 from fedlens.algorithms.feddyn import feddyn
 from fedlens.algorithms.fedir import fedir
 from fedlens.algorithms.fednova import fednova
 from fedlens.algorithms.fedns import fedns
 from fedlens.algorithms.fedopt import fedadagrad, fedadam, fedyogi
+from fedlens.algorithms.fedper import fedper
 from fedlens.algorithms.fedprox import fedprox
 from fedlens.algorithms.fedvc import fedvc
 from fedlens.algorithms.krum import krum
@@ -91,6 +93,7 @@ class ByChance(ExampleWeight):
 
 
 PLAIN = replace(BASE, solve=Sgd(0.1))
+DECAYED = replace(BASE, solve=Sgd(0.1, weight_decay=1e-3))
 ADAMW = Adam(0.01, weight_decay=0.1, decoupled=True, weight_decay_on="weights")
 FOCAL = Objective(with_options(focal, {"gamma": 1.5})).times(ByEffectiveNumber(0.9))
 ALGORITHMS = {
@@ -127,6 +130,10 @@ ALGORITHMS = {
     "krum": compose(BASE, krum(byzantine=1, keep=2)),
     "qfedavg": compose(BASE, qfedavg(q=1.0)),
     "fedbn": compose(BASE, fedbn()),
+    "fedper": compose(BASE, fedper()),
+    "fedper x fedavgm": compose(PLAIN, fedper(), fedavgm(0.9), quantize(bits=8)),
+    "fedcm": compose(PLAIN, fedcm(alpha=0.3)),
+    "fedcm with weight decay": compose(DECAYED, fedcm(alpha=0.5)),
     "clip": compose(BASE, clip(norm=0.5)),
     "quantize": compose(BASE, quantize(bits=8)),
     "clip, quantize without momentum": compose(PLAIN, clip(norm=0.5), quantize(bits=6)),

@@ -45,7 +45,7 @@ def goes(*names: str) -> bool:
 
 def refilled(name: str) -> Iterator[str]:
     amended = compose(BASE, made(name))
-    for slot in (*EXCLUSIVE, "objective", "channel", "personal_norm"):
+    for slot in (*EXCLUSIVE, "objective", "channel"):
         if not same(getattr(amended, slot), getattr(BASE, slot)):
             yield f"`{slot}`"
 

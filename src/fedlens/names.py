@@ -36,6 +36,8 @@ ALGORITHMS = ByName(
         "krum": "krum",
         "qfedavg": "qfedavg",
         "fedbn": "fedbn",
+        "fedper": "fedper",
+        "fedcm": "fedcm",
         "clip": "clip",
         "quantize": "quantize",
         "fedbuff": "fedbuff",

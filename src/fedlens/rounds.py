@@ -307,7 +307,8 @@ def _move(
         shares, there = moved((work.shares, cohort), device)
         update = algorithm.combine(update, shares, there, experiment.program.layout)
     update = decode(algorithm.channel, update, experiment.seed, state.round, cohort)
-    gathered = Gathered(cohort, uploads.extra)
+    update = {name: update.get(name, t.new_zeros(t.shape[1:])) for name, t in exact.items()}
+    gathered = Gathered(cohort, uploads.extra, update)
 
     # Not in place: the next round may overwrite the update, and a server may keep its grads.
     negative = torch._foreach_neg([update[name].unsqueeze(0) for name in state.params])
@@ -339,7 +340,10 @@ def _move(
         batches=max(work.plan.steps.tolist(), default=0),
         examples=int(work.plan.counts.sum()),
         clients=cohort.clients.tolist(),
-        bytes_up=(num_bytes(model, algorithm.channel) + sum_of_bytes(uploads.extra))
+        bytes_up=(
+            num_bytes(experiment.program.leaving(model), algorithm.channel)
+            + sum_of_bytes(uploads.extra)
+        )
         * reports.num_sent_up,
         bytes_down=(num_bytes(model) + sum_of_bytes(state.told)) * reports.num_sent_down,
         scalars=means,

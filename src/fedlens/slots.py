@@ -6,7 +6,7 @@ default given here. Shapes are those of `core.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
@@ -245,6 +245,29 @@ class Tell(Protocol):
     def update(self, told: Memory, gathered: Gathered) -> Memory:
         """What the server sends from now on, given what it sent so far; returns new tensors."""
         ...
+
+
+@runtime_checkable
+class Personal(Protocol):
+    """What of a model is each client's own, and the model that a client is measured by.
+
+    A client starts a round with its own tensors in place of the server's.
+    """
+
+    averaged: ClassVar[bool] = False
+    """Whether the server gets them, too, and averages them for clients that never took part.
+    Otherwise they never leave a client, and the server's stay as they were at first."""
+
+    def names(self, layout: Layout) -> Collection[str]:
+        """The tensors that each client keeps; a ValueError for a model that lacks them."""
+        return ()
+
+    def model(self, model: Tree, memory: Memory) -> Tree:
+        """The model that a client is measured by, from the server's and what it remembers."""
+        return model | memory.get(OWN, {})
+
+
+OWN = "own"  # the name under which a client remembers these tensors
 
 
 @dataclass(frozen=True)

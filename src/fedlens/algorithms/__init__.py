@@ -11,11 +11,13 @@ from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedavgm import fedavgm
 from fedlens.algorithms.fedbn import fedbn
 from fedlens.algorithms.fedbuff import fedbuff
+from fedlens.algorithms.fedcm import fedcm
 from fedlens.algorithms.feddyn import feddyn
 from fedlens.algorithms.fedir import fedir
 from fedlens.algorithms.fednova import fednova
 from fedlens.algorithms.fedns import fedns
 from fedlens.algorithms.fedopt import fedadagrad, fedadam, fedyogi
+from fedlens.algorithms.fedper import fedper
 from fedlens.algorithms.fedprox import fedprox
 from fedlens.algorithms.fedvc import fedvc
 from fedlens.algorithms.krum import krum
@@ -44,10 +46,12 @@ __all__ = [
     "fedavgm",
     "fedbn",
     "fedbuff",
+    "fedcm",
     "feddyn",
     "fedir",
     "fednova",
     "fedns",
+    "fedper",
     "fedprox",
     "fedvc",
     "fedyogi",

@@ -151,7 +151,7 @@ class Site:
         # Accuracies reveal something about the examples, so the number of tested models is limited.
         self._count(task.terms, "models", payload.digest(model), task.terms.rounds + 1)
         own = self._memory(task.terms).read(order.get("counted")) or {}
-        model |= own.get("norm", {})
+        model = make_algorithm(task.experiment).model_of(model, own)
         correct, index = 0, task.tested.index
         for some in torch.split(index, 500):
             logits = task.network.predict(model, {}, task.examples.read(some))

@@ -126,7 +126,7 @@ class Terms:
             leaves.insert(1, "how many examples it holds of each class")
         if tables["clients"]["holdout"]:
             leaves.append("how many of its held-out examples the model classifies correctly")
-        remembers = bool(algorithm.memory or algorithm.carries or algorithm.personal_norm)
+        remembers = algorithm.remembers
         local = tables["local"]
         lr = local["lr"]
         lr = f"{lr:g}" if isinstance(lr, int | float) else json.dumps(lr)
