@@ -9,6 +9,8 @@ from torch import Tensor
 from fedlens import keys
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms.admm import admm, ceadmm, fedadmm
+from fedlens.algorithms.bucketing import bucketing
+from fedlens.algorithms.centred_clipping import centred_clipping
 from fedlens.algorithms.clip import clip
 from fedlens.algorithms.fedasync import fedasync
 from fedlens.algorithms.fedavg import fedavg
@@ -32,6 +34,7 @@ from fedlens.algorithms.median import median
 from fedlens.algorithms.qfedavg import qfedavg
 from fedlens.algorithms.quantize import quantize
 from fedlens.algorithms.scaffold import scaffold
+from fedlens.algorithms.top_k import top_k
 from fedlens.algorithms.trimmed_mean import trimmed_mean
 from fedlens.augment import Augment
 from fedlens.core import Batch, Local, Memory, Number, Tree, per_row
@@ -128,6 +131,13 @@ ALGORITHMS = {
     "median": compose(BASE, median()),
     "trimmed-mean": compose(BASE, trimmed_mean(share=0.2)),
     "krum": compose(BASE, krum(byzantine=1, keep=2)),
+    "centred-clipping": compose(BASE, centred_clipping(radius=0.5)),
+    "bucketing x median": compose(BASE, median(), bucketing(size=2)),
+    "bucketing x centred-clipping": compose(
+        BASE, centred_clipping(radius=0.5, iterations=3), bucketing(size=2)
+    ),
+    "top-k": compose(BASE, top_k(share=0.1)),
+    "clip, top-k x fedadmm": compose(PLAIN, fedadmm(rho=0.1), clip(norm=2.0), top_k(share=0.2)),
     "qfedavg": compose(BASE, qfedavg(q=1.0)),
     "fedbn": compose(BASE, fedbn()),
     "fedper": compose(BASE, fedper()),

@@ -81,7 +81,8 @@ class Algorithm:
     @property
     def remembers(self) -> bool:
         """Whether clients keep anything from one round to the next."""
-        return bool(self.memory) or self.personal is not None or not self.reset
+        own = self.memory or self.personal or any(step.remembers for step in self.channel)
+        return bool(own) or not self.reset
 
     def model_of(self, model: Tree, memory: Memory) -> Tree:
         """The model that a client is measured by, from the server's and what it remembers."""
@@ -173,8 +174,8 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
         except Exception as error:  # a paper of the user's own may raise anything
             if not (told := mistake_of(error)):
                 raise
-            before = ", ".join(names[:number])
-            raise ValueError(f"{told} (after {before})" if before else told) from error
+            so_far = ", ".join(names[:number])
+            raise ValueError(f"{told} (after {so_far})" if so_far else told) from error
         if not isinstance(amended, Algorithm):
             raise ValueError(
                 f"{amendment.name} gave {type(amended).__name__}: let it return an Algorithm, "
@@ -183,9 +184,10 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
         for slot in EXCLUSIVE:
             if same(getattr(amended, slot), getattr(base, slot)):
                 continue
-            if slot in refilled:
+            before = refilled.get(slot)
+            if before and not (slot == "combine" and wraps(amended.combine, base.combine)):
                 raise ValueError(
-                    f"{refilled[slot]} and {amendment.name} both refill `{slot}`: leave one out"
+                    f"{before} and {amendment.name} both refill `{slot}`: leave one out"
                 )
             refilled[slot] = amendment.name
         _check_fillings(amended, amendment.name)
@@ -247,6 +249,11 @@ def same(a: Any, b: Any) -> bool:
     if is_dataclass(a) and type(a) is type(b):
         return all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
     return bool(a == b)
+
+
+def wraps(filling: Any, other: Any) -> bool:
+    """Whether a filling has the other one in it, as its field `inner`."""
+    return is_dataclass(filling) and same(getattr(filling, "inner", None), other)
 
 
 def alike(a: Any, b: Any, is_number: bool = False) -> bool:

@@ -21,7 +21,7 @@ from torch import Tensor
 from fedlens import keys
 from fedlens.algorithm import Algorithm, numbers_of, pick, same, side_by_side, with_numbers
 from fedlens.augment import Augment
-from fedlens.channel import encode
+from fedlens.channel import encode, first_memory
 from fedlens.core import Cuts, Local, Memory, Tree, Upload, tree_map
 from fedlens.federation import Examples
 from fedlens.names import refuse_taken
@@ -368,11 +368,17 @@ class ClientProgram:
         )
         sent, keep = self.leaving(upload.update), dict(upload.keep)
         algorithm.check_kept(keep)
-        sent, channel_scalars = encode(algorithm.channel, sent, client_keys, self.layout)
+        memory: Memory = {}
+        if any(step.remembers for step in algorithm.channel):
+            memory = map_tensors(local.memory, itemgetter(rows))
+        sent, channel_scalars, channel_keep = encode(
+            algorithm.channel, sent, memory, client_keys, self.layout
+        )
         for name in upload.tracks if algorithm.channel else ():
             keep[name] = {
                 key: t + (sent[key] - upload.update[key]).to(t) for key, t in keep[name].items()
             }
+        keep |= channel_keep
         keep |= {f"solver.{name}": solver[name] for name in algorithm.carries & solver.keys()}
         if self.own_names:
             keep[OWN] = {name: model[name] for name in self.own_names}
@@ -381,7 +387,8 @@ class ClientProgram:
         if self.guarded:
             scalars[NORM] = norm_of([sent, *upload.extra.values()], loss)
         whole = len(loss) == inputs.cohort_sizes[number]
-        combined = not self.apart and (algorithm.sums_parts or whole)
+        elsewhere = self.apart or algorithm.combine.at_server
+        combined = not elsewhere and (algorithm.sums_parts or whole)
         if combined:
             sent = algorithm.combine(sent, shares, cohort, self.layout)
         counters = {name: t.amax(0) for name, t in model.items() if not t.is_floating_point()}
@@ -404,6 +411,7 @@ class ClientProgram:
         """The initial memory of a client that was never selected."""
         algorithm = self.algorithm
         memory = {name: first(params, told) for name, first in algorithm.memory.items()}
+        memory |= first_memory(algorithm.channel, params)
         if not algorithm.reset:
             (solver,) = unstack(algorithm.solve.init({n: p[None] for n, p in params.items()}), 1)
             memory |= {f"solver.{name}": solver[name] for name in algorithm.carries & solver.keys()}

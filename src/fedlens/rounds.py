@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from fedlens import keys
 from fedlens.algorithm import Algorithm
 from fedlens.by_client import ByClient
 from fedlens.channel import decode
@@ -27,6 +28,7 @@ from fedlens.trees import copies, copy_tensors, moved, stack
 from fedlens.uploads import NORM, Uploads
 from fedlens.work import Part, Shared, Work, exact_model
 
+COMBINE = keys.purpose("combine")
 _PARTS = ("params", "buffers", "told")  # the parts of what clients are sent
 
 
@@ -73,6 +75,7 @@ class State:
     server: Memory  # [1, ...] what `advance` remembers
     told: Memory  # what the server sends besides the model
     clients: ClientMemory
+    combining: Memory = field(default_factory=dict)  # what `combine` remembers
     time: float = 0.0  # of the virtual clock, if there is one
     flights: Tree = field(default_factory=dict)  # [M] each: clients still training, see `cohorts`
     versions: Mapping[int, Any] = field(default_factory=dict)
@@ -101,7 +104,8 @@ def begin(
     told: Memory = {}
     for tell in program.algorithm.tell:
         told |= tell.init(params, federation)
-    return State(0, params, buffers, server, told, ClientMemory())
+    combining = program.algorithm.combine.init(params)
+    return State(0, params, buffers, server, told, ClientMemory(), combining=combining)
 
 
 @dataclass(frozen=True)
@@ -301,12 +305,15 @@ def _move(
     """
     algorithm, state = experiment.program.algorithm, experiment.state
     cohort, device = work.cohort, next(iter(state.params.values())).device
-    update = uploads.update
+    update, combining = uploads.update, state.combining
     if not uploads.combined:
         # Moved without waiting: a plain copy of each would wait for the work queued on the GPU.
         shares, there = moved((work.shares, cohort), device)
-        update = algorithm.combine(update, shares, there, experiment.program.layout)
-    update = decode(algorithm.channel, update, experiment.seed, state.round, cohort)
+        key = keys.root(experiment.seed, COMBINE, state.round)
+        update, combining = algorithm.combine.update(
+            update, shares, there, experiment.program.layout, combining, key
+        )
+    update, decoded = decode(algorithm.channel, update, experiment.seed, state.round, cohort)
     update = {name: update.get(name, t.new_zeros(t.shape[1:])) for name, t in exact.items()}
     gathered = Gathered(cohort, uploads.extra, update)
 
@@ -331,6 +338,7 @@ def _move(
         if name != NORM
     }
     means |= {name: t.double().mean() for name, t in uploads.channel_scalars.items()}
+    means |= decoded
     for measure in algorithm.measures:
         measured = measure(state.params, params)
         refuse_taken(measured)
@@ -361,6 +369,7 @@ def _move(
         buffers=buffers,
         server=server,
         told=told,
+        combining=combining,
         clients=kept,
         time=reports.time,
         flights=dict(reports.flights),

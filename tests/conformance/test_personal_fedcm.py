@@ -24,7 +24,7 @@ def test_a_head_is_each_clients_own_and_never_leaves():
         assert torch.equal(p, start[name]) == (name in HEAD)
     own = [row["own"] for row in state.clients.rows.values()]
     assert all(set(head) == HEAD for head in own)
-    assert not torch.equal(own[0]["4.weight"], own[5]["4.weight"])
+    assert not torch.equal(own[0]["5.weight"], own[5]["5.weight"])
     before = first.clients.rows[4]["own"]["5.weight"]
     # It goes on where it was: the second round does not begin at the server's head again.
     far = state.clients.rows[4]["own"]["5.weight"] - start["5.weight"]

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from fedlens import names
 from fedlens.algorithm import Amendment
 from fedlens.algorithms.admm import admm, ceadmm, fedadmm
+from fedlens.algorithms.bucketing import bucketing
+from fedlens.algorithms.centred_clipping import centred_clipping
 from fedlens.algorithms.clip import clip
 from fedlens.algorithms.fedasync import fedasync
 from fedlens.algorithms.fedavg import fedavg
@@ -28,6 +30,7 @@ from fedlens.algorithms.median import median
 from fedlens.algorithms.qfedavg import qfedavg
 from fedlens.algorithms.quantize import quantize
 from fedlens.algorithms.scaffold import scaffold
+from fedlens.algorithms.top_k import top_k
 from fedlens.algorithms.trimmed_mean import trimmed_mean
 
 ALGORITHMS: Mapping[str, Callable[..., Amendment]] = names.ALGORITHMS
@@ -35,8 +38,10 @@ ALGORITHMS: Mapping[str, Callable[..., Amendment]] = names.ALGORITHMS
 __all__ = [
     "ALGORITHMS",
     "admm",
+    "bucketing",
     "ceadmm",
     "celiadmm",
+    "centred_clipping",
     "clip",
     "fedadagrad",
     "fedadam",
@@ -63,5 +68,6 @@ __all__ = [
     "qfedavg",
     "quantize",
     "scaffold",
+    "top_k",
     "trimmed_mean",
 ]

@@ -14,7 +14,7 @@ from fedlens.core import Tree
 from fedlens.engines import Engine
 from fedlens.engines.graphs import aside
 from fedlens.experiment import Experiment
-from fedlens.federation import Examples, Holdings
+from fedlens.federation import Examples
 from fedlens.pieces.losses import Loss
 from fedlens.rounds import State
 from fedlens.runs.bootstrap import FEWEST, Interval, bootstrap
