@@ -167,7 +167,7 @@ def run_rounds(
         uploads = [Uploads() for _ in experiments]
         work, done = Work.joint(works), 0
         try:
-            for part in engine.map(program, shared, work):
+            for part in engine.map(program, shared, work) if len(work) else ():
                 uploads[part.group].add(part)
                 done += len(part.scalars["loss"])
                 tell(done, work)
@@ -313,8 +313,8 @@ def _move(
         update, combining = algorithm.combine.update(
             update, shares, there, experiment.program.layout, combining, key
         )
-    update, decoded = decode(algorithm.channel, update, experiment.seed, state.round, cohort)
     update = {name: update.get(name, t.new_zeros(t.shape[1:])) for name, t in exact.items()}
+    update, decoded = decode(algorithm.channel, update, experiment.seed, state.round, cohort)
     gathered = Gathered(cohort, uploads.extra, update)
 
     # Not in place: the next round may overwrite the update, and a server may keep its grads.
@@ -328,7 +328,7 @@ def _move(
     buffers = {
         name: (exact[name].squeeze(0) + update[name]).to(b.dtype)
         if b.is_floating_point()
-        else torch.maximum(b, uploads.counters[name])
+        else torch.maximum(b, uploads.counters.get(name, b))
         for name, b in state.buffers.items()
     }
     model = state.params | state.buffers
@@ -344,7 +344,7 @@ def _move(
         refuse_taken(measured)
         means |= measured
     outcome = Outcome(
-        train_loss=means.pop("loss"),
+        train_loss=means.pop("loss", size_shares.new_tensor(torch.nan)),  # nobody took part
         batches=max(work.plan.steps.tolist(), default=0),
         examples=int(work.plan.counts.sum()),
         clients=cohort.clients.tolist(),
@@ -358,7 +358,7 @@ def _move(
         reports=reports,
     )
     told = state.told
-    for tell in algorithm.tell:
+    for tell in algorithm.tell if len(work) else ():
         told = told | tell.update(told, gathered)
     kept = state.clients.put(cohort.clients, uploads.keep, cohort.sizes)
     left = set(reports.flights["version"].tolist()) if reports.flights else set()

@@ -129,7 +129,7 @@ def permuted(problem, order):
 
 
 # Who is drawn, how a client rounds, and who starts first:
-DRAWS_BY_NUMBER = ("fedvc", "quantize", "fedbuff", "fedasync")
+DRAWS_BY_NUMBER = ("fedvc", "quantize", "fedbuff", "fedasync", "bucketing")
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in DRAWS_BY_NUMBER])

@@ -10,7 +10,7 @@ from fedlens.pieces.draw import WHOLE_EPOCHS, Epochs, Steps, Virtual
 from fedlens.pieces.losses import cross_entropy, double_softmax, squared_error
 from fedlens.pieces.objective import ByEffectiveNumber, Objective
 from fedlens.pieces.personal import OwnHead, OwnNorms
-from fedlens.pieces.select import BySize, Uniformly
+from fedlens.pieces.select import BySize, Poisson, Uniformly
 from fedlens.pieces.solve import (
     ClippedByNorm,
     ClippedByValue,
@@ -38,6 +38,7 @@ __all__ = [
     "Objective",
     "OwnHead",
     "OwnNorms",
+    "Poisson",
     "Probed",
     "Sgd",
     "Steps",
