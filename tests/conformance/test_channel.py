@@ -216,7 +216,8 @@ def sums(sizes: list[int], number: int, algorithm: Algorithm) -> tuple[Tree, Tre
 @pytest.mark.parametrize("share", [0.01, 0.3])
 def test_what_top_k_sent_and_what_is_remembered_are_the_sum_of_all_updates(share):
     rng = torch.Generator().manual_seed(0)
-    step, error = TopK(share), {"error": {"weight": torch.zeros(2, 4, 25, dtype=torch.float64)}}
+    step = TopK(share)
+    error: Memory = {"error": {"weight": torch.zeros(2, 4, 25, dtype=torch.float64)}}
     sent = whole = torch.zeros(2, 4, 25, dtype=torch.float64)
     for _ in range(20):
         # Quarters, so that no sum rounds.
@@ -224,7 +225,7 @@ def test_what_top_k_sent_and_what_is_remembered_are_the_sum_of_all_updates(share
         encoded = step.encode({"weight": u}, error, keys_of(2), LAYOUT)
         few = -(-100 * share // 1)
         assert ((encoded.update["weight"] != 0).flatten(1).sum(1) <= few).all()
-        sent, whole, error = sent + encoded.update["weight"], whole + u, encoded.memory
+        sent, whole, error = sent + encoded.update["weight"], whole + u, dict(encoded.memory)
     assert torch.equal(sent + error["error"]["weight"], whole)
 
 

@@ -214,10 +214,10 @@ def predict_side_by_side(
         some, left = left[:many], left[many:]
         padded = pad_sequence([rows[number] for number in some], batch_first=True)  # [C, width]
         model = stack([models[number] for number in some])
-        pieces = [
-            network.predict_each(model, examples.read(part.flatten()).unflatten(0, part.shape))
-            for part in torch.split(padded, -(-at_once // len(some)), 1)
-        ]
+        pieces = []
+        for part in torch.split(padded, -(-at_once // len(some)), 1):
+            images = examples.read(part.flatten())
+            pieces.append(network.predict_each(model, images.view(*part.shape, *images.shape[1:])))
         logits = torch.cat(pieces, 1) if pieces else padded.new_zeros((len(some), 0, 1))
         for number, own in zip(some, logits, strict=True):
             found[number] = own[: len(rows[number])]
