@@ -9,17 +9,21 @@ from torch import Tensor
 from fedlens import keys
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms.admm import admm, ceadmm, fedadmm
+from fedlens.algorithms.bucketing import bucketing
+from fedlens.algorithms.centred_clipping import centred_clipping
 from fedlens.algorithms.clip import clip
 from fedlens.algorithms.fedasync import fedasync
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedavgm import fedavgm
 from fedlens.algorithms.fedbn import fedbn
 from fedlens.algorithms.fedbuff import fedbuff
+from fedlens.algorithms.fedcm import fedcm
 from fedlens.algorithms.feddyn import feddyn
 from fedlens.algorithms.fedir import fedir
 from fedlens.algorithms.fednova import fednova
 from fedlens.algorithms.fedns import fedns
 from fedlens.algorithms.fedopt import fedadagrad, fedadam, fedyogi
+from fedlens.algorithms.fedper import fedper
 from fedlens.algorithms.fedprox import fedprox
 from fedlens.algorithms.fedvc import fedvc
 from fedlens.algorithms.krum import krum
@@ -30,6 +34,7 @@ from fedlens.algorithms.median import median
 from fedlens.algorithms.qfedavg import qfedavg
 from fedlens.algorithms.quantize import quantize
 from fedlens.algorithms.scaffold import scaffold
+from fedlens.algorithms.top_k import top_k
 from fedlens.algorithms.trimmed_mean import trimmed_mean
 from fedlens.augment import Augment
 from fedlens.core import Batch, Local, Memory, Number, Tree, per_row
@@ -91,6 +96,7 @@ class ByChance(ExampleWeight):
 
 
 PLAIN = replace(BASE, solve=Sgd(0.1))
+DECAYED = replace(BASE, solve=Sgd(0.1, weight_decay=1e-3))
 ADAMW = Adam(0.01, weight_decay=0.1, decoupled=True, weight_decay_on="weights")
 FOCAL = Objective(with_options(focal, {"gamma": 1.5})).times(ByEffectiveNumber(0.9))
 ALGORITHMS = {
@@ -125,8 +131,19 @@ ALGORITHMS = {
     "median": compose(BASE, median()),
     "trimmed-mean": compose(BASE, trimmed_mean(share=0.2)),
     "krum": compose(BASE, krum(byzantine=1, keep=2)),
+    "centred-clipping": compose(BASE, centred_clipping(radius=0.5)),
+    "bucketing x median": compose(BASE, median(), bucketing(size=2)),
+    "bucketing x centred-clipping": compose(
+        BASE, centred_clipping(radius=0.5, iterations=3), bucketing(size=2)
+    ),
+    "top-k": compose(BASE, top_k(share=0.1)),
+    "clip, top-k x fedadmm": compose(PLAIN, fedadmm(rho=0.1), clip(norm=2.0), top_k(share=0.2)),
     "qfedavg": compose(BASE, qfedavg(q=1.0)),
     "fedbn": compose(BASE, fedbn()),
+    "fedper": compose(BASE, fedper()),
+    "fedper x fedavgm": compose(PLAIN, fedper(), fedavgm(0.9), quantize(bits=8)),
+    "fedcm": compose(PLAIN, fedcm(alpha=0.3)),
+    "fedcm with weight decay": compose(DECAYED, fedcm(alpha=0.5)),
     "clip": compose(BASE, clip(norm=0.5)),
     "quantize": compose(BASE, quantize(bits=8)),
     "clip, quantize without momentum": compose(PLAIN, clip(norm=0.5), quantize(bits=6)),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedlens import keys
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms.admm import admm, fedadmm
 from fedlens.algorithms.fedavg import fedavg
@@ -18,12 +19,12 @@ from fedlens.engines import Sequential, Stacked
 from fedlens.engines.graphs import Captures
 from fedlens.federation import Federation, Holdings, Split
 from fedlens.network.network import Network
-from fedlens.pieces import Uniformly
+from fedlens.pieces import Poisson, Uniformly
 from fedlens.rounds import State, begin, run_round
 from fedlens.slots import Penalty
 from tests.counting import Operations
-from tests.federations import CPU, RAGGED, noisy_images, small_cnn
-from tests.papers_under_test import PLAIN
+from tests.federations import CPU, RAGGED, assert_equal, noisy_images, small_cnn, train
+from tests.papers_under_test import ALGORITHMS, PLAIN
 
 
 @dataclass(frozen=True)
@@ -126,3 +127,30 @@ def num_operations(num_layers: int) -> int:
 
 def test_a_server_takes_as_many_kernels_for_many_tensors_as_for_few():
     assert num_operations(num_layers=8) == num_operations(num_layers=1)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "stacked", "processes"])
+@pytest.mark.parametrize("name", ["fedavg", "fedavgm", "scaffold", "median", "clip", "top-k"])
+def test_a_round_in_which_nobody_takes_part_leaves_the_model_as_it_is(name, engine):
+    nobody = replace(ALGORITHMS[name], select=Poisson(0.0, 10))
+    start = Network(small_cnn(), dtype=torch.float64).params
+    assert_equal(found=train(nobody, engine).params, expected=start)
+
+
+def test_poisson_sampling_takes_each_client_on_its_own():
+    federation, rounds = noisy_images([1] * 200), 300
+    chosen = [Poisson(0.1, 200)(federation, 0, keys.root(round)) for round in range(rounds)]
+    sizes = torch.tensor([len(one) for one in chosen]).double()
+    # A binomial's mean is 20 and its variance 18; the bounds are five standard errors wide.
+    assert abs(float(sizes.mean()) - 20) < 5 * (18 / rounds) ** 0.5
+    assert (
+        18 * (1 - 5 * (2 / rounds) ** 0.5) < float(sizes.var()) < 18 * (1 + 5 * (2 / rounds) ** 0.5)
+    )
+    assert all(torch.equal(one, one.unique()) for one in chosen)
+
+
+def test_a_few_clients_by_chance_are_those_clients_and_nobody_else():
+    chance = replace(ALGORITHMS["fedavg"], select=Poisson(0.3, 10))
+    one, other = train(chance, rounds=4), train(chance, "stacked", rounds=4)
+    for name, p in one.params.items():
+        torch.testing.assert_close(other.params[name], p)

@@ -21,7 +21,8 @@ them cannot refill the same slot of a round in different ways: such a run is ref
 starts. The table lists, for default options, which slots each algorithm refills, and which others
 it combines with. Its row `fedavg` has `over = "population"`, since plain FedAvg refills nothing.
 Algorithms that add to `objective` or `channel` combine with others that do. The order does not
-matter, except for steps of the channel, which run in the order in which they are named.
+matter, except for steps of the channel, which run in the order in which they are named, and for
+`bucketing`, which is named after the combination that it goes before.
 
 This page is made by `python tools/make_compositions.py` from what `fedlens.compose` accepts.
 
@@ -45,7 +46,7 @@ def goes(*names: str) -> bool:
 
 def refilled(name: str) -> Iterator[str]:
     amended = compose(BASE, made(name))
-    for slot in (*EXCLUSIVE, "objective", "channel", "personal_norm"):
+    for slot in (*EXCLUSIVE, "objective", "channel"):
         if not same(getattr(amended, slot), getattr(BASE, slot)):
             yield f"`{slot}`"
 
@@ -53,7 +54,11 @@ def refilled(name: str) -> Iterator[str]:
 def page() -> str:
     rows = []
     for name in ALGORITHMS:
-        others = [other for other in ALGORITHMS if other != name and goes(name, other)]
+        others = [
+            other
+            for other in ALGORITHMS
+            if other != name and (goes(name, other) or goes(other, name))
+        ]
         rows.append(f"| {name} | {', '.join(refilled(name))} | {', '.join(others)} |\n")
     return HEAD + "".join(rows)
 

@@ -33,6 +33,7 @@ from fedlens.slots import (
     LocalStep,
     Pace,
     Penalty,
+    Personal,
     Select,
     Solve,
     Tell,
@@ -58,7 +59,7 @@ class Algorithm:
     pace: Pace | None = None  # of asynchronous rounds; None: every round waits for its clients
     tell: tuple[Tell, ...] = ()  # what the server sends besides the model
     reset: bool = True  # whether local momentum is reset in every round
-    personal_norm: bool = False  # whether a client keeps its own normalisation layers
+    personal: Personal | None = None  # what of the model is a client's own
     measures: tuple[Callable[[Tree, Tree], dict[str, Tensor]], ...] = ()
     """Functions of the model before and after the server's step; the record has their values."""
     discloses: frozenset[str] = frozenset()  # the facts about their data that clients send
@@ -81,7 +82,12 @@ class Algorithm:
     @property
     def remembers(self) -> bool:
         """Whether clients keep anything from one round to the next."""
-        return bool(self.memory) or self.personal_norm or not self.reset
+        own = self.memory or self.personal or any(step.remembers for step in self.channel)
+        return bool(own) or not self.reset
+
+    def model_of(self, model: Tree, memory: Memory) -> Tree:
+        """The model that a client is measured by, from the server's and what it remembers."""
+        return model if self.personal is None else self.personal.model(model, memory)
 
     @property
     def carries(self) -> frozenset[str]:
@@ -112,7 +118,17 @@ PROTOCOLS: dict[str, type] = {
 }
 """The protocol that the filling of each slot derives from."""
 
-EXCLUSIVE = ("select", "draw", "solve", "upload", "weigh", "combine", "advance", "pace")
+EXCLUSIVE = (
+    "select",
+    "draw",
+    "solve",
+    "upload",
+    "weigh",
+    "combine",
+    "advance",
+    "pace",
+    "personal",
+)
 
 
 @dataclass(frozen=True)
@@ -166,8 +182,8 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
         except Exception as error:  # a paper of the user's own may raise anything
             if not (told := mistake_of(error)):
                 raise
-            before = ", ".join(names[:number])
-            raise ValueError(f"{told} (after {before})" if before else told) from error
+            so_far = ", ".join(names[:number])
+            raise ValueError(f"{told} (after {so_far})" if so_far else told) from error
         if not isinstance(amended, Algorithm):
             raise ValueError(
                 f"{amendment.name} gave {type(amended).__name__}: let it return an Algorithm, "
@@ -176,9 +192,10 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
         for slot in EXCLUSIVE:
             if same(getattr(amended, slot), getattr(base, slot)):
                 continue
-            if slot in refilled:
+            before = refilled.get(slot)
+            if before and not (slot == "combine" and wraps(amended.combine, base.combine)):
                 raise ValueError(
-                    f"{refilled[slot]} and {amendment.name} both refill `{slot}`: leave one out"
+                    f"{before} and {amendment.name} both refill `{slot}`: leave one out"
                 )
             refilled[slot] = amendment.name
         _check_fillings(amended, amendment.name)
@@ -193,6 +210,16 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
             f"{refilled.get('select', 'select')} may draw a client twice, and one that trains "
             "cannot start again in asynchronous rounds: draw without replacement"
         )
+    if base.personal is not None and not base.personal.averaged:
+        for more, what in (
+            (base.objective.penalties, "pulls all layers towards the server's model"),
+            (base.tell or base.memory, "sends or keeps more than an update, of all layers"),
+        ):
+            if more:
+                raise ValueError(
+                    f"{refilled['personal']} keeps layers at the clients, and another of "
+                    f"{', '.join(names)} {what}: leave one out"
+                )
     if "weigh" in refilled and not base.combine.uses_shares:
         ignoring = refilled.get("combine", type(base.combine).__name__)
         raise ValueError(
@@ -208,6 +235,7 @@ def _check_fillings(algorithm: Algorithm, name: str) -> None:
     found = [(slot, getattr(algorithm, slot), kind) for slot, kind in PROTOCOLS.items()]
     found += [("channel", step, ChannelStep) for step in algorithm.channel]
     found += [("tell", tell, Tell) for tell in algorithm.tell]
+    found += [("personal", one, Personal) for one in [algorithm.personal] if one is not None]
     found += [("penalty", penalty, Penalty) for penalty in algorithm.objective.penalties]
     found += [("weight", weight, ExampleWeight) for weight in algorithm.objective.weights]
     for slot, filling, kind in found:
@@ -229,6 +257,11 @@ def same(a: Any, b: Any) -> bool:
     if is_dataclass(a) and type(a) is type(b):
         return all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
     return bool(a == b)
+
+
+def wraps(filling: Any, other: Any) -> bool:
+    """Whether a filling has the other one in it, as its field `inner`."""
+    return is_dataclass(filling) and same(getattr(filling, "inner", None), other)
 
 
 def alike(a: Any, b: Any, is_number: bool = False) -> bool:

@@ -21,13 +21,14 @@ from torch import Tensor
 from fedlens import keys
 from fedlens.algorithm import Algorithm, numbers_of, pick, same, side_by_side, with_numbers
 from fedlens.augment import Augment
-from fedlens.channel import encode
+from fedlens.channel import encode, first_memory
 from fedlens.core import Cuts, Local, Memory, Tree, Upload, tree_map
 from fedlens.federation import Examples
 from fedlens.names import refuse_taken
 from fedlens.network.layout import Layout
 from fedlens.network.model import Model
 from fedlens.network.ops import local_step_
+from fedlens.slots import OWN
 from fedlens.steps import (
     StepInput,
     TakeSteps,
@@ -90,6 +91,19 @@ class ClientProgram:
         return self.each or (self.algorithm,)
 
     @cached_property
+    def own_names(self) -> tuple[str, ...]:
+        """The tensors of the model that are each client's own."""
+        personal = self.algorithm.personal
+        return () if personal is None else tuple(personal.names(self.layout))
+
+    def leaving(self, model: Tree) -> Tree:
+        """Those tensors of a model, or of an update, that clients send."""
+        personal = self.algorithm.personal
+        if personal is None or personal.averaged:
+            return model
+        return {name: t for name, t in model.items() if name not in self.own_names}
+
+    @cached_property
     def numbers(self) -> list[list[float]]:  # P of G
         """The numbers of each experiment's local steps, which a recorded round takes as input."""
         return numbers_of([(one.objective, one.solve) for one in self.algorithms])
@@ -110,7 +124,7 @@ class ClientProgram:
         for one in self.algorithms:
             rules = with_numbers((one.objective, one.solve), itertools.repeat(_A_NUMBER))
             found += [rules, one.upload, one.channel, one.combine, one.carries, one.memory]
-            found += [one.personal_norm, one.discloses]
+            found += [one.personal, one.discloses]
         return tuple(found)
 
     def run(
@@ -280,7 +294,7 @@ class ClientProgram:
             anchor, told, params, buffers = map_tensors(
                 (shared.params, shared.told, shared.params, shared.buffers), lambda t: t[group]
             )
-        for name, own in memory.get("norm", {}).items():
+        for name, own in memory.get(OWN, {}).items():
             (params if name in params else buffers)[name] = own.clone()
         local = Local(
             params=params,
@@ -352,22 +366,29 @@ class ClientProgram:
         model, solver, loss, client_keys = map_tensors(
             (local.params | local.buffers, local.solver, loss, client_keys), itemgetter(rows)
         )
-        sent, keep = upload.update, dict(upload.keep)
+        sent, keep = self.leaving(upload.update), dict(upload.keep)
         algorithm.check_kept(keep)
-        sent, channel_scalars = encode(algorithm.channel, sent, client_keys, self.layout)
+        memory: Memory = {}
+        if any(step.remembers for step in algorithm.channel):
+            memory = map_tensors(local.memory, itemgetter(rows))
+        sent, channel_scalars, channel_keep = encode(
+            algorithm.channel, sent, memory, client_keys, self.layout
+        )
         for name in upload.tracks if algorithm.channel else ():
             keep[name] = {
                 key: t + (sent[key] - upload.update[key]).to(t) for key, t in keep[name].items()
             }
+        keep |= channel_keep
         keep |= {f"solver.{name}": solver[name] for name in algorithm.carries & solver.keys()}
-        if algorithm.personal_norm:
-            keep["norm"] = {name: model[name] for name in self.layout.norm_names}
+        if self.own_names:
+            keep[OWN] = {name: model[name] for name in self.own_names}
         refuse_taken([*upload.scalars, *channel_scalars])
         scalars = {"loss": loss, **upload.scalars}
         if self.guarded:
             scalars[NORM] = norm_of([sent, *upload.extra.values()], loss)
         whole = len(loss) == inputs.cohort_sizes[number]
-        combined = not self.apart and (algorithm.sums_parts or whole)
+        elsewhere = self.apart or algorithm.combine.at_server
+        combined = not elsewhere and (algorithm.sums_parts or whole)
         if combined:
             sent = algorithm.combine(sent, shares, cohort, self.layout)
         counters = {name: t.amax(0) for name, t in model.items() if not t.is_floating_point()}
@@ -390,11 +411,12 @@ class ClientProgram:
         """The initial memory of a client that was never selected."""
         algorithm = self.algorithm
         memory = {name: first(params, told) for name, first in algorithm.memory.items()}
+        memory |= first_memory(algorithm.channel, params)
         if not algorithm.reset:
             (solver,) = unstack(algorithm.solve.init({n: p[None] for n, p in params.items()}), 1)
             memory |= {f"solver.{name}": solver[name] for name in algorithm.carries & solver.keys()}
-        if algorithm.personal_norm:
+        if self.own_names:
             model = params | buffers
-            memory["norm"] = {name: model[name] for name in self.layout.norm_names}
+            memory[OWN] = {name: model[name] for name in self.own_names}
         ordered: Memory = in_order(memory)
         return ordered

@@ -157,10 +157,11 @@ class Upload:
 
 
 class Gathered(NamedTuple):
-    """What the server has besides the update, once all uploads have arrived."""
+    """What the server has once all uploads have arrived."""
 
     cohort: Cohort
     extra: Memory  # summed over the cohort
+    update: Tree  # combined, as `advance` applies it; float64
 
 
 def is_on(number: Number) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from fedlens import keys
 from fedlens.algorithm import Algorithm
 from fedlens.by_client import ByClient
 from fedlens.channel import decode
@@ -27,6 +28,7 @@ from fedlens.trees import copies, copy_tensors, moved, stack
 from fedlens.uploads import NORM, Uploads
 from fedlens.work import Part, Shared, Work, exact_model
 
+COMBINE = keys.purpose("combine")
 _PARTS = ("params", "buffers", "told")  # the parts of what clients are sent
 
 
@@ -73,6 +75,7 @@ class State:
     server: Memory  # [1, ...] what `advance` remembers
     told: Memory  # what the server sends besides the model
     clients: ClientMemory
+    combining: Memory = field(default_factory=dict)  # what `combine` remembers
     time: float = 0.0  # of the virtual clock, if there is one
     flights: Tree = field(default_factory=dict)  # [M] each: clients still training, see `cohorts`
     versions: Mapping[int, Any] = field(default_factory=dict)
@@ -101,7 +104,8 @@ def begin(
     told: Memory = {}
     for tell in program.algorithm.tell:
         told |= tell.init(params, federation)
-    return State(0, params, buffers, server, told, ClientMemory())
+    combining = program.algorithm.combine.init(params)
+    return State(0, params, buffers, server, told, ClientMemory(), combining=combining)
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,7 @@ def run_rounds(
         uploads = [Uploads() for _ in experiments]
         work, done = Work.joint(works), 0
         try:
-            for part in engine.map(program, shared, work):
+            for part in engine.map(program, shared, work) if len(work) else ():
                 uploads[part.group].add(part)
                 done += len(part.scalars["loss"])
                 tell(done, work)
@@ -301,13 +305,17 @@ def _move(
     """
     algorithm, state = experiment.program.algorithm, experiment.state
     cohort, device = work.cohort, next(iter(state.params.values())).device
-    update = uploads.update
+    update, combining = uploads.update, state.combining
     if not uploads.combined:
         # Moved without waiting: a plain copy of each would wait for the work queued on the GPU.
         shares, there = moved((work.shares, cohort), device)
-        update = algorithm.combine(update, shares, there, experiment.program.layout)
-    update = decode(algorithm.channel, update, experiment.seed, state.round, cohort)
-    gathered = Gathered(cohort, uploads.extra)
+        key = keys.root(experiment.seed, COMBINE, state.round)
+        update, combining = algorithm.combine.update(
+            update, shares, there, experiment.program.layout, combining, key
+        )
+    update = {name: update.get(name, t.new_zeros(t.shape[1:])) for name, t in exact.items()}
+    update, decoded = decode(algorithm.channel, update, experiment.seed, state.round, cohort)
+    gathered = Gathered(cohort, uploads.extra, update)
 
     # Not in place: the next round may overwrite the update, and a server may keep its grads.
     negative = torch._foreach_neg([update[name].unsqueeze(0) for name in state.params])
@@ -320,7 +328,7 @@ def _move(
     buffers = {
         name: (exact[name].squeeze(0) + update[name]).to(b.dtype)
         if b.is_floating_point()
-        else torch.maximum(b, uploads.counters[name])
+        else torch.maximum(b, uploads.counters.get(name, b))
         for name, b in state.buffers.items()
     }
     model = state.params | state.buffers
@@ -330,23 +338,27 @@ def _move(
         if name != NORM
     }
     means |= {name: t.double().mean() for name, t in uploads.channel_scalars.items()}
+    means |= decoded
     for measure in algorithm.measures:
         measured = measure(state.params, params)
         refuse_taken(measured)
         means |= measured
     outcome = Outcome(
-        train_loss=means.pop("loss"),
+        train_loss=means.pop("loss", size_shares.new_tensor(torch.nan)),  # nobody took part
         batches=max(work.plan.steps.tolist(), default=0),
         examples=int(work.plan.counts.sum()),
         clients=cohort.clients.tolist(),
-        bytes_up=(num_bytes(model, algorithm.channel) + sum_of_bytes(uploads.extra))
+        bytes_up=(
+            num_bytes(experiment.program.leaving(model), algorithm.channel)
+            + sum_of_bytes(uploads.extra)
+        )
         * reports.num_sent_up,
         bytes_down=(num_bytes(model) + sum_of_bytes(state.told)) * reports.num_sent_down,
         scalars=means,
         reports=reports,
     )
     told = state.told
-    for tell in algorithm.tell:
+    for tell in algorithm.tell if len(work) else ():
         told = told | tell.update(told, gathered)
     kept = state.clients.put(cohort.clients, uploads.keep, cohort.sizes)
     left = set(reports.flights["version"].tolist()) if reports.flights else set()
@@ -357,6 +369,7 @@ def _move(
         buffers=buffers,
         server=server,
         told=told,
+        combining=combining,
         clients=kept,
         time=reports.time,
         flights=dict(reports.flights),

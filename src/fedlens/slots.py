@@ -6,7 +6,7 @@ default given here. Shapes are those of `core.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
@@ -162,6 +162,14 @@ class Encoded(NamedTuple):
 
     update: Tree  # [C, ...] as the server will read it; new tensors
     scalars: Mapping[str, Tensor] = {}  # [C] each: its mean over the clients goes into the record
+    memory: Mapping[str, Tree] = {}  # [C, ...] of the step, for the client's next round
+
+
+class Decoded(NamedTuple):
+    """The combined update after a channel step."""
+
+    update: Tree
+    scalars: Mapping[str, Tensor] = {}  # [] each, for the record
 
 
 @runtime_checkable
@@ -174,10 +182,25 @@ class ChannelStep(Protocol):
 
     linear: ClassVar[bool] = True  # whether uploads may be summed before they reach `decode`
 
-    def encode(self, update: Tree, client_keys: Tensor, layout: Layout) -> Encoded: ...
+    def check(self, layout: Layout, weigh: Weigh) -> None:
+        """Raise a ValueError for a model, or for shares, that this cannot be used with."""
+        return
 
-    def decode(self, combined: Tree, key: Tensor, cohort: Cohort) -> Tree:
-        return combined
+    @property
+    def remembers(self) -> bool:
+        """Whether clients keep something for their next round."""
+        return False
+
+    def init(self, params: Tree) -> Memory:
+        """What a client that never took part remembers of this step."""
+        return {}
+
+    def encode(
+        self, update: Tree, memory: Memory, client_keys: Tensor, layout: Layout
+    ) -> Encoded: ...
+
+    def decode(self, combined: Tree, key: Tensor, cohort: Cohort) -> Decoded:
+        return Decoded(combined)
 
     def num_bits(self, numbers: int, bits: int) -> int:
         """How many bits a tensor of this many numbers takes, if it took `bits` before this step."""
@@ -215,6 +238,8 @@ class Combine(Protocol):
     linear: ClassVar[bool] = False
     uses_shares: ClassVar[bool] = True
     sums_params: ClassVar[bool] = False
+    reads_cohort: ClassVar[bool] = True  # whether it reads more of the clients than their updates
+    at_server: ClassVar[bool] = False  # whether it draws or remembers: see `update`
 
     @property
     def fewest(self) -> int:
@@ -226,6 +251,25 @@ class Combine(Protocol):
         return
 
     def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree: ...
+
+    def init(self, params: Tree) -> Memory:
+        """What it remembers before the first round."""
+        return {}
+
+    def update(
+        self,
+        updates: Tree,
+        shares: Tensor,
+        cohort: Cohort,
+        layout: Layout,
+        memory: Memory,
+        key: Tensor,
+    ) -> tuple[Tree, Memory]:
+        """The combined update, and what to remember until the next round.
+
+        If `at_server`, this is all that is called, once, with all uploads and the round's key.
+        """
+        return self(updates, shares, cohort, layout), memory
 
 
 @runtime_checkable
@@ -248,6 +292,29 @@ class Tell(Protocol):
     def update(self, told: Memory, gathered: Gathered) -> Memory:
         """What the server sends from now on, given what it sent so far; returns new tensors."""
         ...
+
+
+@runtime_checkable
+class Personal(Protocol):
+    """What of a model is each client's own, and the model that a client is measured by.
+
+    A client starts a round with its own tensors in place of the server's.
+    """
+
+    averaged: ClassVar[bool] = False
+    """Whether the server gets them, too, and averages them for clients that never took part.
+    Otherwise they never leave a client, and the server's stay as they were at first."""
+
+    def names(self, layout: Layout) -> Collection[str]:
+        """The tensors that each client keeps; a ValueError for a model that lacks them."""
+        return ()
+
+    def model(self, model: Tree, memory: Memory) -> Tree:
+        """The model that a client is measured by, from the server's and what it remembers."""
+        return model | memory.get(OWN, {})
+
+
+OWN = "own"  # the name under which a client remembers these tensors
 
 
 @dataclass(frozen=True)

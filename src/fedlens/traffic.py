@@ -36,7 +36,7 @@ def traffic(program: ClientProgram, params: Tree, buffers: Tree, told: Memory) -
     """The bytes that a client sends in a round, and those that it receives."""
     model = params | buffers
     extra = _sent_besides(program, params, buffers, told)
-    up = num_bytes(model, program.algorithm.channel) + sum_of_bytes(extra)
+    up = num_bytes(program.leaving(model), program.algorithm.channel) + sum_of_bytes(extra)
     return up, num_bytes(model) + sum_of_bytes(told)
 
 

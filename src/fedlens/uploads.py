@@ -57,7 +57,9 @@ class Uploads:
         self.parts.append(part._replace(extra={}, update={} if part.combined else part.update))
 
     def whole(self) -> Part:
-        """All parts as one part."""
+        """All parts as one part; nothing, if no client took part."""
+        if not self.parts:
+            return Part({}, {}, {}, (), {}, combined=True, borrowed=False)
         combined, total = self.parts[0].combined, self.sums[-1]
         for left in reversed(self.sums[:-1]):
             total = left.plus(total)

@@ -15,15 +15,16 @@ from fedlens.algorithms.admm import fedadmm
 from fedlens.algorithms.clip import Clip, clip
 from fedlens.algorithms.median import median
 from fedlens.algorithms.quantize import Quantize, quantize
+from fedlens.algorithms.top_k import TopK, top_k
 from fedlens.channel import encode
 from fedlens.client import ClientProgram
-from fedlens.core import Cohort, Tree
+from fedlens.core import Cohort, Memory, Tree
 from fedlens.engines import Sequential
 from fedlens.network.layout import Layout
 from fedlens.network.network import Network
 from fedlens.pieces import Uniformly
 from fedlens.rounds import Outcome, State, begin, run_round
-from fedlens.slots import ChannelStep, Encoded
+from fedlens.slots import ChannelStep, Decoded, Encoded
 from tests.federations import CPU, FEW, assert_equal, noisy_images, small_cnn, train
 from tests.papers_under_test import ALGORITHMS, BASE, PLAIN
 
@@ -48,7 +49,7 @@ def rounds(
 
 def test_two_updates_are_clipped_as_worked_out_by_hand():
     update = {"weight": torch.tensor([[[3.0, 4.0]], [[0.0, 0.5]]], dtype=torch.float64)}
-    sent, scalars = Clip(1.0).encode(update, keys_of(2), LAYOUT)
+    sent, scalars, _ = Clip(1.0).encode(update, {}, keys_of(2), LAYOUT)
     expected = torch.tensor([[[0.6, 0.8]], [[0.0, 0.5]]], dtype=torch.float64)
     torch.testing.assert_close(sent["weight"], expected)
     assert scalars["clipped_share"].tolist() == [1, 0]
@@ -76,7 +77,7 @@ def test_no_update_is_longer_than_the_norm_and_buffers_are_left_as_they_are():
 class ClipsClientZero(ChannelStep):
     """Says that it clipped client 0 and nobody else."""
 
-    def encode(self, update: Tree, client_keys: Tensor, layout: Layout) -> Encoded:
+    def encode(self, update: Tree, memory: Memory, client_keys: Tensor, layout: Layout) -> Encoded:
         own = keys.fold(keys.root(0, keys.purpose("client"), 0), torch.zeros(1), torch.zeros(1))
         zero = keys.fold(own, keys.purpose("channel"), 0)
         return Encoded(update, {"clipped_share": (client_keys == zero).double()})
@@ -97,7 +98,7 @@ def test_rounding_is_right_in_expectation_and_never_off_by_more_than_a_level(bit
     values = torch.linspace(-1, 1, 101, dtype=torch.float64) ** 3
     clients = 4000
     update = {"w": values.expand(clients, -1)}
-    sent = Quantize(bits).encode(update, keys_of(clients), LAYOUT).update["w"]
+    sent = Quantize(bits).encode(update, {}, keys_of(clients), LAYOUT).update["w"]
     level = 1 / (2 ** (bits - 1) - 1)
     assert float((sent - values).abs().max()) < level * (1 + 1e-6)
     # The mean of n draws that are off by at most a level: five standard errors.
@@ -108,20 +109,20 @@ def test_rounding_is_right_in_expectation_and_never_off_by_more_than_a_level(bit
 def test_what_a_client_draws_depends_on_its_key_alone():
     torch.default_generator.manual_seed(0)
     update = {"a": torch.randn(5, 3, 4, dtype=torch.float64), "b": torch.randn(5, 7).double()}
-    together = Quantize(4).encode(update, keys_of(5), LAYOUT).update
+    together = Quantize(4).encode(update, {}, keys_of(5), LAYOUT).update
     for row in (0, 3):
         alone = {name: u[row : row + 1] for name, u in update.items()}
-        again = Quantize(4).encode(alone, keys_of(5)[row : row + 1], LAYOUT).update
+        again = Quantize(4).encode(alone, {}, keys_of(5)[row : row + 1], LAYOUT).update
         assert_equal(found=again, expected={name: u[row : row + 1] for name, u in together.items()})
     a, b = ({"w": torch.full((1, 64), 0.3, dtype=torch.float64)} for _ in range(2))
-    one = Quantize(2).encode(a, keys_of(2)[:1], LAYOUT).update["w"]
-    other = Quantize(2).encode(b, keys_of(2)[1:], LAYOUT).update["w"]
+    one = Quantize(2).encode(a, {}, keys_of(2)[:1], LAYOUT).update["w"]
+    other = Quantize(2).encode(b, {}, keys_of(2)[1:], LAYOUT).update["w"]
     assert torch.equal(one, other) is (one.unique().numel() == 1), "the largest entry is exact"
 
 
 def test_nothing_stays_nothing():
     update = {"w": torch.zeros(2, 5, dtype=torch.float64)}
-    assert not Quantize(8).encode(update, keys_of(2), LAYOUT).update["w"].any()
+    assert not Quantize(8).encode(update, {}, keys_of(2), LAYOUT).update["w"].any()
 
 
 def test_bytes_are_those_that_are_really_sent():
@@ -158,11 +159,11 @@ class Scaled(ChannelStep):
     factor: float
     linear: ClassVar[bool] = True
 
-    def encode(self, update: Tree, client_keys: Tensor, layout: Layout) -> Encoded:
+    def encode(self, update: Tree, memory: Memory, client_keys: Tensor, layout: Layout) -> Encoded:
         return Encoded({name: u * self.factor for name, u in update.items()})
 
-    def decode(self, combined: Tree, key: Tensor, cohort: Cohort) -> Tree:
-        return {name: u / self.factor for name, u in combined.items()}
+    def decode(self, combined: Tree, key: Tensor, cohort: Cohort) -> Decoded:
+        return Decoded({name: u / self.factor for name, u in combined.items()})
 
 
 @dataclass(frozen=True)
@@ -171,11 +172,11 @@ class Shifted(Scaled):
 
     linear: ClassVar[bool] = False
 
-    def encode(self, update: Tree, client_keys: Tensor, layout: Layout) -> Encoded:
+    def encode(self, update: Tree, memory: Memory, client_keys: Tensor, layout: Layout) -> Encoded:
         return Encoded({name: u + self.factor for name, u in update.items()})
 
-    def decode(self, combined: Tree, key: Tensor, cohort: Cohort) -> Tree:
-        return {name: u - self.factor for name, u in combined.items()}
+    def decode(self, combined: Tree, key: Tensor, cohort: Cohort) -> Decoded:
+        return Decoded({name: u - self.factor for name, u in combined.items()})
 
 
 @pytest.mark.parametrize("engine", ["sequential", "stacked, two at a time", "processes"])
@@ -204,7 +205,50 @@ def test_every_algorithm_takes_a_channel_that_does_nothing(name):
     assert_equal(found=through.params, expected=plain.params)
 
 
+def sums(sizes: list[int], number: int, algorithm: Algorithm) -> tuple[Tree, Tree]:
+    """What the server moved by in some rounds of one client, and what the client remembers."""
+    start = Network(small_cnn(), dtype=torch.float64).params
+    state, _ = rounds(algorithm, number, sizes=sizes)
+    moved = {name: p - start[name] for name, p in state.params.items()}
+    return moved, state.clients.rows[0]["channel.0.error"]
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3])
+def test_what_top_k_sent_and_what_is_remembered_are_the_sum_of_all_updates(share):
+    rng = torch.Generator().manual_seed(0)
+    step = TopK(share)
+    error: Memory = {"error": {"weight": torch.zeros(2, 4, 25, dtype=torch.float64)}}
+    sent = whole = torch.zeros(2, 4, 25, dtype=torch.float64)
+    for _ in range(20):
+        # Quarters, so that no sum rounds.
+        u = torch.randint(-40, 40, (2, 4, 25), generator=rng).double() / 4
+        encoded = step.encode({"weight": u}, error, keys_of(2), LAYOUT)
+        few = -(-100 * share // 1)
+        assert ((encoded.update["weight"] != 0).flatten(1).sum(1) <= few).all()
+        sent, whole, error = sent + encoded.update["weight"], whole + u, dict(encoded.memory)
+    assert torch.equal(sent + error["error"]["weight"], whole)
+
+
+def test_a_client_of_top_k_remembers_what_it_did_not_send_until_its_next_round():
+    alone = replace(PLAIN, select=Uniformly(1))
+    moved, error = sums([24], 1, compose(alone, top_k(share=0.1)))
+    whole, _ = rounds(alone, 1, sizes=[24])
+    start = Network(small_cnn(), dtype=torch.float64).params
+    for name, p in whole.params.items():
+        torch.testing.assert_close(moved[name] + error[name], p - start[name])
+        assert float(error[name].abs().max()) <= float(moved[name].abs().max())
+
+
+def test_all_of_an_update_is_fedavg_byte_for_byte():
+    plain, _ = rounds(BASE, 2, "batch")
+    found, _ = rounds(compose(BASE, top_k(share=1.0)), 2, "batch")
+    assert_equal(found=found.params | found.buffers, expected=plain.params | plain.buffers)
+
+
 def test_mistakes_are_refused():
+    for share in (0.0, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="share"):
+            compose(BASE, top_k(share=share))
     wrong: Mapping[str, Any] = {"norm is 0": clip(norm=0.0), "norm is -1": clip(norm=-1.0)}
     for message, step in wrong.items():
         with pytest.raises(ValueError, match=message):
@@ -236,7 +280,7 @@ def test_an_experiment_names_channel_steps_like_algorithms():
 
 @dataclass(frozen=True)
 class InPlace(Clip):
-    def encode(self, update: Tree, client_keys: Tensor, layout: Layout) -> Encoded:
+    def encode(self, update: Tree, memory: Memory, client_keys: Tensor, layout: Layout) -> Encoded:
         for tensor in update.values():
             tensor.mul_(0.5)
         return Encoded(update)
@@ -244,7 +288,7 @@ class InPlace(Clip):
 
 @dataclass(frozen=True)
 class WrongReturn(Clip):
-    def encode(self, update: Tree, client_keys: Tensor, layout: Layout) -> Encoded:
+    def encode(self, update: Tree, memory: Memory, client_keys: Tensor, layout: Layout) -> Encoded:
         return update  # type: ignore[return-value]
 
 
@@ -258,4 +302,4 @@ class WrongReturn(Clip):
 def test_a_step_that_breaks_the_rules_of_encode_is_refused(step: Clip, message: str) -> None:
     update = {"w": torch.ones(2, 3, dtype=torch.float64)}
     with pytest.raises(ValueError, match=message):
-        encode([step], update, keys_of(2), LAYOUT)
+        encode([step], update, {}, keys_of(2), LAYOUT)

@@ -6,8 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedlens import keys
 from fedlens.algorithm import compose
-from fedlens.algorithms import krum, median, trimmed_mean
+from fedlens.algorithms import bucketing, centred_clipping, fedns, krum, median, trimmed_mean
 from fedlens.core import Cohort
 from fedlens.network.layout import Entry, Layout
 from tests.conformance.quadratics import DOUBLE, Quadratics, close, end, local_steps, plain, some
@@ -37,7 +38,10 @@ def combine_trees(made, tree):
     ones = torch.ones(number, dtype=torch.int64)
     shares = torch.full((number,), 1 / number, dtype=DOUBLE)
     cohort = Cohort(torch.arange(number), ones, ones, shares, None, number, number)
-    return compose(plain(number), made).combine(tree, shares, cohort, LAYOUT)
+    made = made if isinstance(made, tuple) else (made,)
+    slot = compose(plain(number), *made).combine
+    memory = slot.init({name: u[0] for name, u in tree.items() if name != "running_mean"})
+    return slot.update(tree, shares, cohort, LAYOUT, memory, keys.root(3))[0]
 
 
 def some_updates(clients, seed=0):
@@ -180,3 +184,53 @@ def test_a_share_of_half_or_more_is_refused():
     for share in (0.5, -0.1, 0.9):
         with pytest.raises(ValueError, match=r"choose 0 to below 0\.5"):
             compose(plain(5), trimmed_mean(share))
+
+
+def test_centred_clipping_within_its_radius_is_the_mean_and_beyond_it_moves_by_the_radius():
+    updates = some_updates(7)
+    close(combine(centred_clipping(radius=100.0), updates), updates.mean(0))
+    updates[0] = 1e9
+    moved = combine(centred_clipping(radius=1e-3), updates)
+    assert float(moved.norm()) <= 1e-3 * (1 + 1e-12)
+
+
+def test_centred_clipping_goes_on_from_the_last_round():
+    problem = some(5, equal=True)
+    one = end(compose(plain(5, 0.1), centred_clipping(radius=0.05)), problem, 30)
+    far = end(compose(plain(5, 0.1), centred_clipping(radius=1e9)), problem, 30)
+    close(far, end(plain(5, 0.1), problem, 30), 1e-10)
+    # Its memory follows the honest mean, though no single round may move it far.
+    assert float((one - far).norm()) < float((problem.start - far).norm()) / 2
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 9])
+def test_bucketing_of_the_mean_of_buckets(size):
+    """A trimmed mean that trims nothing is the mean: of equal buckets, that of all clients."""
+    updates = some_updates(9 if size != 2 else 8)
+    close(combine((trimmed_mean(share=0.0), bucketing(size=size)), updates), updates.mean(0))
+
+
+def test_bucketing_with_buckets_of_one_is_what_it_wraps():
+    updates = some_updates(9)
+    close(combine((median(), bucketing(size=1)), updates), combine(median(), updates))
+
+
+def test_one_hostile_client_spoils_one_bucket():
+    updates = some_updates(10)
+    updates[4] = 1e12
+    assert float(combine((median(), bucketing(size=2)), updates).abs().max()) < 10
+
+
+@pytest.mark.parametrize(
+    ("papers", "word"),
+    [
+        ((fedns(), bucketing(size=2)), "bucketing"),
+        ((median(), bucketing(size=0)), "size"),
+        ((krum(byzantine=2), bucketing(size=4)), "buckets"),
+        ((bucketing(size=2), median()), "refill"),
+        ((centred_clipping(iterations=0),), "iterations"),
+    ],
+)
+def test_bucketing_of_what_it_cannot_go_before_is_refused(papers, word):
+    with pytest.raises(ValueError, match=word):
+        compose(plain(12), *papers)

@@ -360,8 +360,8 @@ def test_under_fedbn_a_client_keeps_its_own_normalisation_and_only_that():
     base = compose(Algorithm(Uniformly(10), Epochs(1, 8), solve=Sgd(0.1)), fedbn())
     state = train(base, rounds=2, federation=noisy_images(RAGGED), module=small_cnn("batch"))
     names = {"1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"}
-    own = [row["norm"] for row in state.clients.rows.values()]
+    own = [row["own"] for row in state.clients.rows.values()]
     assert all(set(norm) == names for norm in own)
     assert not torch.equal(own[0]["1.weight"], own[5]["1.weight"])
     # Two passes of a client of 30: eight batches, whatever the others did.
-    assert int(state.clients.rows[4]["norm"]["1.num_batches_tracked"]) == 8
+    assert int(state.clients.rows[4]["own"]["1.num_batches_tracked"]) == 8

@@ -87,12 +87,12 @@ def test_clients_are_tested_with_the_normalisation_layers_they_keep(tmp_path):
     # Clients 0 and 1 keep layers that let nothing through: they predict one class for all.
     silent = {"1.weight": torch.zeros(4), "1.bias": torch.zeros(4)}
     kept = {0: silent, 1: silent}
-    rows = {client: {"norm": own} for client, own in kept.items()}
+    rows = {client: {"own": own} for client, own in kept.items()}
     setup = build(experiment)
     assert setup.client_tests is not None
     examples, held_out = setup.federation.examples, setup.client_tests.holdings
     altered = replace(state, clients=ClientMemory(rows))
-    correct = correct_answers(setup.engine, altered, examples, held_out)
+    correct = correct_answers(setup, setup.engine, altered)
     found = spread(accuracy_by_client(correct, held_out))
 
     def mean_accuracy(own: dict[int, dict[str, torch.Tensor]]) -> float:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, at_least, paper
-from fedlens.core import Number, Tree, per_row
+from fedlens.core import Memory, Number, Tree, per_row
 from fedlens.network.layout import Layout
 from fedlens.slots import ChannelStep, Encoded
 
@@ -20,7 +20,7 @@ from fedlens.slots import ChannelStep, Encoded
 class Clip(ChannelStep):
     norm: Number
 
-    def encode(self, update: Tree, client_keys: Tensor, layout: Layout) -> Encoded:
+    def encode(self, update: Tree, memory: Memory, client_keys: Tensor, layout: Layout) -> Encoded:
         params = {n: u for n, u in update.items() if layout.entries[n].role != "buffer"}
         squares = [u.flatten(1).square().sum(1) for u in params.values()]
         ratio = torch.stack(squares).sum(0).sqrt() / self.norm  # [C]

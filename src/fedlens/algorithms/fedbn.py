@@ -7,9 +7,10 @@ the start of clients never selected before. With no normalisation layers it is F
 from dataclasses import replace
 
 from fedlens.algorithm import Algorithm, paper
+from fedlens.pieces import OwnNorms
 
 
 @paper
 def fedbn(base: Algorithm) -> Algorithm:
     """Let each client normalise in its own way."""
-    return replace(base, personal_norm=True)
+    return replace(base, personal=OwnNorms())

@@ -29,6 +29,7 @@ class Krum(Combine):
     keep: int
     linear: ClassVar[bool] = False
     uses_shares: ClassVar[bool] = False
+    reads_cohort: ClassVar[bool] = False
 
     @property
     def fewest(self) -> int:

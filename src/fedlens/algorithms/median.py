@@ -19,6 +19,7 @@ from fedlens.slots import Combine
 class Median(Combine):
     linear: ClassVar[bool] = False
     uses_shares: ClassVar[bool] = False
+    reads_cohort: ClassVar[bool] = False
 
     def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
         return {name: middle(u) for name, u in updates.items()}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedlens import keys
 from fedlens.algorithm import Algorithm, paper
-from fedlens.core import Tree
+from fedlens.core import Memory, Tree
 from fedlens.network.layout import Layout
 from fedlens.slots import ChannelStep, Encoded
 
@@ -25,7 +25,7 @@ SCALE_BITS = 32
 class Quantize(ChannelStep):
     bits: int
 
-    def encode(self, update: Tree, client_keys: Tensor, layout: Layout) -> Encoded:
+    def encode(self, update: Tree, memory: Memory, client_keys: Tensor, layout: Layout) -> Encoded:
         levels = 2 ** (self.bits - 1) - 1
         sent = {}
         for number, (name, u) in enumerate(sorted(update.items())):

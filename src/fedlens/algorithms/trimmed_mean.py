@@ -20,6 +20,7 @@ class TrimmedMean(Combine):
     share: float
     linear: ClassVar[bool] = False
     uses_shares: ClassVar[bool] = False
+    reads_cohort: ClassVar[bool] = False
 
     def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
         # 0.29 * 100 = 28.999999999999996 must count as 29 clients.

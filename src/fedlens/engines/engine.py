@@ -55,6 +55,15 @@ class Engine(Protocol):
             images = examples.read(which)
             yield self.network.predict(model, {}, images, fast=self.predicts_fast)
 
+    def predict_each(
+        self, models: Sequence[Tree], examples: Examples, rows: Sequence[Tensor], at_once: int
+    ) -> Iterator[Tensor]:
+        """Yield the logits of each model on its own examples; `at_once` are in memory together."""
+        for model, which in zip(models, rows, strict=True):
+            batches = [some for some in torch.split(which, at_once) if len(some)]
+            found = [*self.predict(model, examples, batches)]
+            yield torch.cat(found) if found else torch.zeros((0, 1))
+
     @property
     def predicts_fast(self) -> bool:
         """Whether `predict` uses the layers of `Network.fast`, whose logits round differently."""

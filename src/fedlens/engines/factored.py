@@ -61,7 +61,8 @@ def factorable(network: Network, program: ClientProgram, work: Work) -> tuple[st
     names = []
     for name, layer in network.row_layers.items():
         out, features = layer.out_features, layer.in_features
-        if steps * batch * (out + features) <= WORTH_IT * out * features:
+        own = f"{name}.weight" in program.own_names  # factors start from one matrix for all
+        if not own and steps * batch * (out + features) <= WORTH_IT * out * features:
             names.append(f"{name}.weight")
     return tuple(names)
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedlens.client import ClientProgram
 from fedlens.core import Tree
@@ -19,6 +20,7 @@ from fedlens.engines.recording import Recorder, run_program, warm_up
 from fedlens.federation import Examples
 from fedlens.network.network import Network
 from fedlens.network.ops import compile_ahead
+from fedlens.trees import stack
 from fedlens.work import Part, Shared, Work
 
 AT_ONCE = 64  # clients side by side, until the memory of one client is measured
@@ -161,6 +163,16 @@ class Stacked(Engine):
             compile_ahead(lambda: [*self._logits(model, examples, sizes.values())])
         yield from self._logits(model, examples, batches)
 
+    def predict_each(
+        self, models: Sequence[Tree], examples: Examples, rows: Sequence[Tensor], at_once: int
+    ) -> Iterator[Tensor]:
+        """Models of about as many examples are evaluated side by side."""
+        if not examples.labels.is_cuda:
+            yield from super().predict_each(models, examples, rows, at_once)
+            return
+        found = predict_side_by_side(self.network, models, examples, rows, at_once)
+        yield from (found[number] for number in range(len(models)))
+
     def _logits(
         self, model: Tree, examples: Examples, batches: Iterable[Which]
     ) -> Iterator[Tensor]:
@@ -198,6 +210,35 @@ class OfForm:
 
     def place(self, value: T) -> T:
         return self.recorder.place(value)
+
+
+def predict_side_by_side(
+    network: Network,
+    models: Sequence[Tree],
+    examples: Examples,
+    rows: Sequence[Tensor],
+    at_once: int,
+) -> dict[int, Tensor]:
+    """The logits of each model on its own examples, by the model's number.
+
+    Models are taken in the order of their numbers of examples, so that little is padding.
+    """
+    found: dict[int, Tensor] = {}
+    left = sorted(range(len(models)), key=lambda number: len(rows[number]), reverse=True)
+    while left:
+        width = max(len(rows[left[0]]), 1)
+        many = max(at_once // width, 1)
+        some, left = left[:many], left[many:]
+        padded = pad_sequence([rows[number] for number in some], batch_first=True)  # [C, width]
+        model = stack([models[number] for number in some])
+        pieces = []
+        for part in torch.split(padded, -(-at_once // len(some)), 1):
+            images = examples.read(part.flatten())
+            pieces.append(network.predict_each(model, images.view(*part.shape, *images.shape[1:])))
+        logits = torch.cat(pieces, 1) if pieces else padded.new_zeros((len(some), 0, 1))
+        for number, own in zip(some, logits, strict=True):
+            found[number] = own[: len(rows[number])]
+    return found
 
 
 def memory_of(device: torch.device) -> int:

@@ -147,7 +147,7 @@ class Site:
         model = {name.removeprefix("model/"): t for name, t in tensors.items()}
         task.check_model(model, task.network.params | task.network.buffers)
         own = self._memory(task.terms).read(order.get("counted")) or {}
-        model |= own.get("norm", {})
+        model = make_algorithm(task.experiment).model_of(model, own)
         # Accuracies reveal something about the examples, so the number of tested models is limited.
         self._count(task.terms, "models", [payload.digest(model)], task.terms.most_tested)
         correct, index = 0, task.tested.index

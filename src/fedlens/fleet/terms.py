@@ -176,7 +176,7 @@ class Terms:
                 f"how many of its held-out examples each of up to {self.most_tested} models "
                 "classifies correctly, which can tell how many there are of each class"
             )
-        remembers = bool(algorithm.memory or algorithm.carries or algorithm.personal_norm)
+        remembers = algorithm.remembers
         channel = ", ".join(map(repr, algorithm.channel)) or "updates leave as they are"
         lines = [
             f"channel:   {channel}",

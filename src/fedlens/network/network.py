@@ -120,11 +120,19 @@ class Network:
 
     def predict_stacked(self, model: Tree, images: Tensor) -> Tensor:
         """The logits [B, L] by the layers of `stacked`, which are faster on a GPU."""
+        models = {name: t.unsqueeze(0) for name, t in model.items()}
+        return self.predict_each(models, images.unsqueeze(0)).squeeze(0)
+
+    def predict_each(self, models: Tree, images: Tensor) -> Tensor:
+        """The logits [C, B, L] of C models, each on its own images [C, B, ...], likewise."""
         if not isinstance(self.stacked, LayeredModel):
-            return self.predict(model, {}, images)
+            each = [
+                self.predict({name: t[number] for name, t in models.items()}, {}, some)
+                for number, some in enumerate(images)
+            ]
+            return torch.stack(each)
         with torch.no_grad():
-            tensors = self.lay_out_stacked({name: t.unsqueeze(0) for name, t in model.items()})
-            return self.stacked.predict(tensors, images.unsqueeze(0)).squeeze(0).to(self.dtype)
+            return self.stacked.predict(self.lay_out_stacked(models), images).to(self.dtype)
 
     @cached_property
     def row_layers(self) -> dict[str, nn.Linear]:

@@ -9,7 +9,8 @@ from fedlens.pieces.combine import WeightedSum
 from fedlens.pieces.draw import WHOLE_EPOCHS, Epochs, Steps, Virtual
 from fedlens.pieces.losses import cross_entropy, double_softmax, squared_error
 from fedlens.pieces.objective import ByEffectiveNumber, Objective
-from fedlens.pieces.select import BySize, Uniformly
+from fedlens.pieces.personal import OwnHead, OwnNorms
+from fedlens.pieces.select import BySize, Poisson, Uniformly
 from fedlens.pieces.solve import (
     ClippedByNorm,
     ClippedByValue,
@@ -35,6 +36,9 @@ __all__ = [
     "Equally",
     "GradientDescent",
     "Objective",
+    "OwnHead",
+    "OwnNorms",
+    "Poisson",
     "Probed",
     "Sgd",
     "Steps",

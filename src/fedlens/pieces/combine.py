@@ -22,6 +22,7 @@ class WeightedSum(Combine):
     linear: ClassVar[bool] = True  # sums over parts of the cohort add up to the whole's
     uses_shares: ClassVar[bool] = True
     sums_params: ClassVar[bool] = True
+    reads_cohort: ClassVar[bool] = False  # but for the buffers of papers with shares of their own
 
     def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
         combined = {}

@@ -68,6 +68,23 @@ class BySize(Select):
         return _smallest(-torch.log1p(-draws) / sizes, self.count)
 
 
+@dataclass(frozen=True)
+class Poisson(Select):
+    """Each client with the same probability, whatever the others do: nobody, too, at times."""
+
+    rate: float
+    num_clients: int
+
+    @property
+    def cohort_size(self) -> int:
+        """How many are expected."""
+        return max(round(self.rate * self.num_clients), 1)
+
+    def __call__(self, federation: Federation, round: int, key: Tensor) -> Tensor:  # [C]
+        draws = keys.uniform(keys.fold(key, torch.arange(federation.num_clients)))
+        return torch.nonzero(draws < self.rate)[:, 0]
+
+
 def _different(key: Tensor, clients: int, count: int) -> Tensor:
     """The first `count` distinct clients among draws from all of them, in the order of draws."""
     found: dict[int, None] = {}

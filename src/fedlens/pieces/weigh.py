@@ -26,7 +26,8 @@ class Equally(Weigh):
     """One over the number of clients in the cohort."""
 
     def __call__(self, cohort: Cohort) -> Tensor:  # [C] float64
-        return torch.full((len(cohort.clients),), 1 / len(cohort.clients), dtype=torch.float64)
+        count = len(cohort.clients)
+        return torch.full((count,), 1 / max(count, 1), dtype=torch.float64)
 
 
 @dataclass(frozen=True)

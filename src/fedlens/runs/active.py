@@ -299,7 +299,8 @@ def unsound_losses(records: list[Record]) -> list[str]:
 
 def _has_diverged(records: list[Record]) -> bool:
     """Whether the last training loss is not finite (None, if read from a file)."""
-    return bool(records) and not is_number(records[-1]["train_loss"])
+    last = records[-1] if records else {}
+    return bool(last.get("clients")) and not is_number(last["train_loss"])
 
 
 def sums_of_models(states: Sequence[State]) -> torch.Tensor:  # [G]

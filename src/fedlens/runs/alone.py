@@ -18,7 +18,7 @@ from fedlens.client import ClientProgram
 from fedlens.core import Tree
 from fedlens.federation import Federation, Fixed
 from fedlens.rounds import RoundInput, State, begin, run_rounds
-from fedlens.runs.evaluate import ByClient, Twin, judge, own_norms, tested_examples
+from fedlens.runs.evaluate import ByClient, Twin, judge, personal_models, tested_examples
 from fedlens.runs.settings import torch_settings
 from fedlens.runs.twin import plain_training
 from fedlens.runs.watching import Watch
@@ -49,8 +49,8 @@ def by_client(setup: Setup, final: State, twin: Twin | None, watch: Watch | None
     """
     evaluate, clients = setup.experiment.evaluate, range(setup.federation.num_clients)
     models = [final.params | final.buffers] * len(clients)
-    for client, norm in own_norms(final).items():
-        models[client] = models[client] | {name: t.to(setup.device) for name, t in norm.items()}
+    for client, model in personal_models(setup, final).items():
+        models[client] = model
     federated = torch.stack([_tested(setup, client, models[client]) for client in clients])
     tuned = alone = central = None
     if twin is not None and twin.by_client is not None:

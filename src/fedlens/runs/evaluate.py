@@ -14,7 +14,7 @@ from fedlens.core import Tree
 from fedlens.engines import Engine
 from fedlens.engines.graphs import aside
 from fedlens.experiment import Experiment
-from fedlens.federation import Examples, Holdings
+from fedlens.federation import Examples
 from fedlens.pieces.losses import Loss
 from fedlens.rounds import State
 from fedlens.runs.bootstrap import FEWEST, Interval, bootstrap
@@ -23,7 +23,7 @@ from fedlens.runs.measures import PARTS, measure_name
 from fedlens.runs.metrics import Tally, accuracy_by_client, metrics, spread
 from fedlens.setup import Setup
 from fedlens.setup.data import ClientTests
-from fedlens.trees import HostCopy
+from fedlens.trees import HostCopy, moved
 
 T = TypeVar("T")
 
@@ -122,11 +122,10 @@ class Evaluation:
                 chosen_ones[part] = self._from_logits(found.logits, examples.labels)
         correct, tests = None, setup.client_tests
         if tests is not None and engine.reporting is None:  # a fleet's clients are asked in `read`
-            if tests.part == "test" and not own_norms(state):
+            if tests.part == "test" and setup.program.algorithm.personal is None:
                 correct = answers["test"]  # `read` selects those of clients
             else:
-                examples = tested_examples(setup, tests)
-                correct = correct_answers(engine, state, examples, tests.holdings)
+                correct = correct_answers(setup, engine, state)
         return tallies, chosen_ones, correct
 
     def _from_logits(self, logits: Tensor, labels: Tensor) -> FromLogits:
@@ -193,7 +192,7 @@ class Evaluation:
                 by_client = self.engine.client_accuracy(model, self.state.clients.rows)
                 assert by_client is not None, "a fleet can ask its clients"
             else:
-                if part == "test" and not own_norms(self.state):
+                if part == "test" and self.setup.program.algorithm.personal is None:
                     correct = correct[held.index]
                 by_client = accuracy_by_client(correct, held)
             tested = held.sizes
@@ -245,29 +244,37 @@ def answer(
     return _recorded(engine, key, tally, state.params | state.buffers)
 
 
-def correct_answers(
-    engine: Engine, state: State, examples: Examples, held_out: Holdings
-) -> Tensor:  # [n] bool
-    """For each entry of `held_out.index`, whether it is classified correctly.
+def correct_answers(setup: Setup, engine: Engine, state: State) -> Tensor:  # [n] bool
+    """For each example that clients are tested on, whether it is classified correctly.
 
-    A client that keeps its own normalisation layers is tested with them.
+    A client with a model of its own is tested with that.
     """
-    model, device = state.params | state.buffers, examples.labels.device
-    own = own_norms(state)
-    if not own:
+    tests = setup.client_tests
+    assert tests is not None, "who asks for it was checked"
+    examples, held_out = tested_examples(setup, tests), tests.holdings
+    model = state.params | state.buffers
+    if setup.program.algorithm.personal is None:
         key = "clients", id(examples), id(held_out)
         return _recorded(engine, key, judge(engine, examples, held_out.index), model)
-    correct = []
-    for client in range(len(held_out)):
-        norm = {name: t.to(device) for name, t in own.get(client, {}).items()}
-        correct.append(judge(engine, examples, held_out.members(client))(model | norm))
-    return torch.cat(correct)
+    own = personal_models(setup, state)
+    models = [own.get(client, model) for client in range(len(held_out))]
+    rows = [held_out.members(client).to(examples.labels.device) for client in range(len(held_out))]
+    answers = engine.predict_each(models, examples, rows, _batch(engine, examples))
+    found = [rows[0].new_zeros(0, dtype=torch.bool)]
+    for which, logits in zip(rows, answers, strict=True):
+        found.append(logits.argmax(1) == examples.labels[which])
+    return torch.cat(found)
 
 
-def own_norms(state: State) -> dict[int, Tree]:
-    """The normalisation layers that clients keep, by client."""
-    rows = state.clients.rows.items()
-    return {client: row["norm"] for client, row in rows if "norm" in row}
+def personal_models(setup: Setup, state: State) -> dict[int, Tree]:
+    """The models that clients are measured by, of those that keep anything of their own."""
+    algorithm, model = setup.program.algorithm, state.params | state.buffers
+    if algorithm.personal is None:
+        return {}
+    return {
+        client: algorithm.model_of(model, moved(row, setup.device))
+        for client, row in state.clients.rows.items()
+    }
 
 
 def judge(engine: Engine, examples: Examples, index: Tensor) -> Callable[[Tree], Tensor]:

@@ -230,7 +230,7 @@ def _fits(one: Setup, two: Setup) -> bool:
         one.federation.examples is two.federation.examples
         and all(getattr(one.experiment, key) == getattr(two.experiment, key) for key in keys)
         and alike((a.objective, a.solve), (b.objective, b.solve))
-        and (a.carries, a.personal_norm) == (b.carries, b.personal_norm)
+        and (a.carries, a.personal) == (b.carries, b.personal)
         and (a.pace, b.pace) == (None, None)
         and one.program.guarded == two.program.guarded
         and _same_tree(one.network.frozen, two.network.frozen)

@@ -20,6 +20,7 @@ from fedlens.pieces import (
     ClippedByValue,
     Epochs,
     Objective,
+    OwnNorms,
     Sgd,
     Steps,
     Uniformly,
@@ -55,7 +56,7 @@ def make_algorithm(experiment: Experiment, round: int = 0) -> Algorithm:
         solve=_solver(local),
         advance=Sgd(_number(server.lr)),
         reset=local.reset,
-        personal_norm=experiment.norm == "local",
+        personal=OwnNorms() if experiment.norm == "local" else None,
     )
     papers = []
     for named in experiment.algorithm:

@@ -134,6 +134,10 @@ def build(
             algorithm.objective.loss, experiment.loss.name, logits.shape[1], dataset.num_classes
         )
     algorithm.combine.check(network.layout)
+    for step in algorithm.channel:
+        step.check(network.layout, algorithm.weigh)
+    if algorithm.personal is not None:
+        algorithm.personal.names(network.layout)
     clocked = needs_clock(experiment, algorithm)
     program = ClientProgram(algorithm, network.layout, experiment.augment, guarded=clocked)
     if beside is None:

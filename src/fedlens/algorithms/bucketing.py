@@ -1,0 +1,87 @@
+"""Bucketing (Karimireddy et al., ICLR 2022, arXiv:2006.09365), algorithm 1.
+
+Updates are put into buckets of `size` in random order, drawn anew each round, and the combination
+that stands before it in the experiment is made of the buckets' means. So honest clients with
+different data look more alike to it. One hostile client spoils one bucket. With size = 1 it is the
+combination without it.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedlens import keys
+from fedlens.algorithm import Algorithm, paper
+from fedlens.core import Cohort, Memory, Tree
+from fedlens.network.layout import Layout
+from fedlens.slots import Combine
+
+
+@dataclass(frozen=True)
+class Bucketing(Combine):
+    inner: Combine
+    size: int
+    uses_shares: ClassVar[bool] = False
+    reads_cohort: ClassVar[bool] = False
+    at_server: ClassVar[bool] = True
+
+    @property
+    def fewest(self) -> int:
+        return (self.inner.fewest - 1) * self.size + 1
+
+    def check(self, layout: Layout) -> None:
+        self.inner.check(layout)
+
+    def init(self, params: Tree) -> Memory:
+        return self.inner.init(params)
+
+    def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
+        raise AssertionError("it is called with the round's key, by `update`")
+
+    def update(
+        self,
+        updates: Tree,
+        shares: Tensor,
+        cohort: Cohort,
+        layout: Layout,
+        memory: Memory,
+        key: Tensor,
+    ) -> tuple[Tree, Memory]:
+        clients, device = len(shares), shares.device
+        draws = keys.fold(key, torch.arange(clients))
+        order = draws.argsort(stable=True).to(device)
+        bucket = torch.arange(clients, device=device) // self.size  # of each place in the order
+        num_buckets = -(-clients // self.size)
+        counts = torch.bincount(bucket, minlength=num_buckets)
+        means = {}
+        for name, u in updates.items():
+            sums = u.new_zeros(num_buckets, *u.shape[1:]).index_add_(0, bucket, u[order])
+            means[name] = sums / counts.to(u).view(-1, *[1] * (u.ndim - 1))
+        equal = shares.new_full((num_buckets,), 1 / num_buckets)
+        return self.inner.update(means, equal, cohort, layout, memory, key)
+
+
+@paper
+def bucketing(base: Algorithm, size: int = 2) -> Algorithm:
+    """Average clients in small random groups before a robust combination.
+
+    Args:
+        size: s, the clients of a bucket; 2 is what the paper recommends.
+    """
+    inner = base.combine
+    if inner.reads_cohort:
+        raise ValueError(
+            "bucketing: what it goes before reads more of clients than their updates: name median, "
+            "trimmed-mean, krum or centred-clipping, and bucketing after it"
+        )
+    if size < 1:
+        raise ValueError(f"bucketing: size is {size}: choose 1 or more")
+    buckets = -(-base.select.cohort_size // size)
+    if buckets < inner.fewest:
+        raise ValueError(
+            f"bucketing: {buckets} buckets of {size} are too few, since {inner.fewest} are needed: "
+            "choose a smaller size, or more clients a round"
+        )
+    return replace(base, combine=Bucketing(inner, size))
