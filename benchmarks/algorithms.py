@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fedlens.experiment import Named
+from fedlens.config.experiment import Named
 from fedlens.runs.bench import WORKLOADS, Workload, experiment, rounds, time_of
 from fedlens.runs.settings import torch_settings
 from fedlens.setup import build

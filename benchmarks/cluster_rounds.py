@@ -121,9 +121,9 @@ def measure(steps: int = 1) -> None:
     """Measure the overhead of a round on this machine, with one worker and with two."""
     import os
 
+    from fedlens.config.experiment import Experiment, LocalTraining, Named
     from fedlens.engines import Processes, Ray
     from fedlens.engines.worker_engine import WorkerEngine
-    from fedlens.experiment import Experiment, LocalTraining, Named
     from fedlens.rounds import begin, run_round
     from fedlens.runs.bench import WORKLOADS, experiment
     from fedlens.setup import build

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import torch
 
 import fedlens as fl
+from fedlens.evaluation.evaluate import evaluate
+from fedlens.evaluation.metrics import metrics
 from fedlens.rounds import begin, run_round
-from fedlens.runs.evaluate import evaluate
-from fedlens.runs.metrics import metrics
 from fedlens.setup import build
 
 

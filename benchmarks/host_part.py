@@ -25,11 +25,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedlens.config.sections import Evaluate
 from fedlens.engines.graphs import Captures
 from fedlens.engines.stacked import Stacked
 from fedlens.runs.bench import CLASSES, WORKLOADS, experiment, rounds
 from fedlens.runs.loop import train
-from fedlens.sections import Evaluate
 from fedlens.setup import Setup, build
 
 WORK = replace(WORKLOADS["pfl-cnn"], shape=(3, 8, 8))

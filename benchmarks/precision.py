@@ -22,9 +22,9 @@ from typing import Literal, get_args
 
 import fedlens as fl
 from fedlens.core import Tree
+from fedlens.evaluation.evaluate import evaluate
+from fedlens.evaluation.metrics import metrics
 from fedlens.rounds import begin
-from fedlens.runs.evaluate import evaluate
-from fedlens.runs.metrics import metrics
 from fedlens.runs.settings import torch_settings
 from fedlens.setup import build
 from origin import origin

@@ -29,16 +29,16 @@ import numpy as np
 import torch
 
 from fedlens.algorithm import Algorithm, compose
-from fedlens.client import ClientProgram
+from fedlens.algorithm.pieces import Epochs, Sgd, Uniformly
+from fedlens.config.names import ALGORITHMS, MODELS
+from fedlens.core.federation import Federation, Fixed, Holdings
 from fedlens.data.partitions import PARTITIONS
 from fedlens.engines import Engine, Sequential
-from fedlens.federation import Federation, Fixed, Holdings
-from fedlens.names import ALGORITHMS, MODELS
 from fedlens.network.network import Network
-from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import begin, run_round
+from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.work import Part, Shared, Work
 from fedlens.runs.bench import Workload, examples
-from fedlens.work import Part, Shared, Work
 
 POOL = Workload("lenet5", (1, 28, 28), clients=100, steps=5, batch=10)
 HELD = POOL.steps * POOL.batch

@@ -22,13 +22,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedlens.algorithm import Algorithm
-from fedlens.client import ClientProgram
+from fedlens.algorithm.pieces import Epochs, Sgd, Uniformly
+from fedlens.core.federation import Examples, Federation, Fixed, Holdings
 from fedlens.engines import Sequential
-from fedlens.federation import Examples, Federation, Fixed, Holdings
 from fedlens.models import MODELS
 from fedlens.network.network import Network
-from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import begin, run_round
+from fedlens.rounds.client import ClientProgram
 
 # model: image shape, clients per round, steps, batch size
 WORKLOADS = {

@@ -20,9 +20,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from fedlens.algorithm.pieces import Uniformly
+from fedlens.core.federation import Fixed, Holdings
 from fedlens.engines import Processes
-from fedlens.federation import Fixed, Holdings
-from fedlens.pieces import Uniformly
 from fedlens.runs.bench import COMMON, WORKLOADS, Workload, experiment, rounds
 from fedlens.runs.settings import torch_settings
 from fedlens.setup import Setup, build

@@ -38,7 +38,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedlens.files import write_atomically
+from fedlens.storage.files import write_atomically
 from origin import origin
 
 HERE = Path(__file__).resolve().parent

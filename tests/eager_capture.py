@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from fedlens.core.trees import copy_tensors, map_tensors
 from fedlens.engines.graphs import Captures
-from fedlens.trees import copy_tensors, map_tensors
 
 
 class EagerCapture:

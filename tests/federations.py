@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.algorithm import Algorithm
-from fedlens.augment import Augment
-from fedlens.client import ClientProgram
+from fedlens.core.federation import Examples, Federation, Fixed, Holdings
+from fedlens.data.augment import Augment
 from fedlens.engines import Engine, Processes, Sequential, Stacked
 from fedlens.engines.graphs import Captures
-from fedlens.federation import Examples, Federation, Fixed, Holdings
 from fedlens.network.network import Network
 from fedlens.rounds import State, begin, run_round
+from fedlens.rounds.client import ClientProgram
 from tests.eager_capture import EagerCapture
 
 CPU = torch.device("cpu")

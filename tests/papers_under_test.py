@@ -6,8 +6,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedlens import keys
 from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithm.pieces import (
+    ByEffectiveNumber,
+    ClippedByNorm,
+    ClippedByValue,
+    Epochs,
+    Objective,
+    Sgd,
+    Uniformly,
+)
+from fedlens.algorithm.pieces.losses import focal, with_options
+from fedlens.algorithm.pieces.optimizers import Adam
+from fedlens.algorithm.slots import ExampleWeight, Solve, Wraps
 from fedlens.algorithms.admm import admm, ceadmm, fedadmm
 from fedlens.algorithms.bucketing import bucketing
 from fedlens.algorithms.centred_clipping import centred_clipping
@@ -36,20 +47,8 @@ from fedlens.algorithms.quantize import quantize
 from fedlens.algorithms.scaffold import scaffold
 from fedlens.algorithms.top_k import top_k
 from fedlens.algorithms.trimmed_mean import trimmed_mean
-from fedlens.augment import Augment
-from fedlens.core import Batch, Local, Memory, Number, Tree, per_row
-from fedlens.pieces import (
-    ByEffectiveNumber,
-    ClippedByNorm,
-    ClippedByValue,
-    Epochs,
-    Objective,
-    Sgd,
-    Uniformly,
-)
-from fedlens.pieces.losses import focal, with_options
-from fedlens.pieces.optimizers import Adam
-from fedlens.slots import ExampleWeight, Solve, Wraps
+from fedlens.core import Batch, Local, Memory, Number, Tree, keys, per_row
+from fedlens.data.augment import Augment
 
 BASE = Algorithm(
     select=Uniformly(5),

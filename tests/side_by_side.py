@@ -6,11 +6,11 @@ from typing import Any
 import torch
 
 from fedlens.algorithm import Algorithm
-from fedlens.client import ClientProgram
 from fedlens.core import Memory, Number
-from fedlens.federation import Federation, Fixed, Holdings
+from fedlens.core.federation import Federation, Fixed, Holdings
 from fedlens.network.network import Network
 from fedlens.rounds import RoundInput, State, begin, run_rounds
+from fedlens.rounds.client import ClientProgram
 from tests.federations import CPU, ENGINES, FEW, noisy_images, small_cnn
 
 SIZES = [FEW, [7, 4, 9, 12, 4, 10, 5, 11, 8, 3]]  # by seed

@@ -19,12 +19,12 @@ import torch
 from PIL import Image
 
 import fedlens as fl
-from fedlens import memory
+from fedlens.core.federation import Holdings
 from fedlens.data import DATASETS, Source, cifar, idx
-from fedlens.federation import Holdings
-from fedlens.reading import BadFile, expanded, printable, reading
 from fedlens.setup import build
-from fedlens.tables import read_tables
+from fedlens.storage import free_memory as memory
+from fedlens.storage.reading import BadFile, expanded, printable, reading
+from fedlens.storage.tables import read_tables
 from tests.command_line import everything
 
 COMMAND_LINE = pytest.mark.filterwarnings("ignore:'click.utils:DeprecationWarning")

@@ -26,17 +26,17 @@ from PIL import Image
 
 import fedlens as fl
 from fedlens.algorithms import ALGORITHMS
+from fedlens.config.experiment import Stop
+from fedlens.config.names import ANNEALS, DEVICES, LOSSES, METRICS, OPTIMIZERS, OUTCOMES, SCHEDULES
+from fedlens.config.options import options_of
+from fedlens.config.signatures import words_of
 from fedlens.data import DATASETS
 from fedlens.data.catalogue import PUBLISHED
 from fedlens.data.partitions import PARTITIONS
-from fedlens.experiment import Stop
 from fedlens.models import MODELS
-from fedlens.names import ANNEALS, DEVICES, LOSSES, METRICS, OPTIMIZERS, OUTCOMES, SCHEDULES
-from fedlens.options import options_of
 from fedlens.report import report
-from fedlens.reporting.reports import Faults, Reporting
+from fedlens.rounds.reports import Faults, Reporting
 from fedlens.setup import partition
-from fedlens.signatures import words_of
 from tests.command_line import forget_modules_of
 
 ROOT = Path(__file__).parents[1]

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
-from fedlens.experiment import Experiment, Named
-from fedlens.names import DATASETS
+from fedlens.config.experiment import Experiment, Named
+from fedlens.config.names import DATASETS
 from fedlens.recipes import RECIPES, slug
 from fedlens.recipes.hsu2020.chosen import chosen, chosen_rate
 from fedlens.recipes.hsu2020.figure4_pilot import DIVERGED, best, best_rates

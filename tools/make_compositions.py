@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from fedlens.algorithm import EXCLUSIVE, Algorithm, Amendment, compose, same
+from fedlens.algorithm.pieces import Epochs, Sgd, Uniformly
 from fedlens.algorithms import ALGORITHMS
-from fedlens.pieces import Epochs, Sgd, Uniformly
 
 BASE = Algorithm(select=Uniformly(10), draw=Epochs(2, batch_size=32), solve=Sgd(0.1))
 OPTIONS: dict[str, dict[str, Any]] = {"fedavg": {"over": "population"}, "fedvc": {"size": 64}}

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from fedlens.core.federation import Dataset, Examples
 from fedlens.data.mini import NAME
 from fedlens.data.places import Source
 from fedlens.data.published import fashion_mnist
-from fedlens.federation import Dataset, Examples
 
 SEED = 20170828
 PER_CLASS = {"train": 600, "test": 100}

@@ -17,11 +17,18 @@ if sys.platform == "win32":
 
 if TYPE_CHECKING:
     from fedlens.algorithm import Algorithm, Amendment, compose, paper
-    from fedlens.augment import Augment
+    from fedlens.config.experiment import (
+        Clients,
+        Evaluate,
+        Experiment,
+        LocalTraining,
+        Named,
+        Server,
+    )
+    from fedlens.core.federation import Dataset, Examples, Federation, Holdings
+    from fedlens.data.augment import Augment
     from fedlens.data.map_style import map_style
     from fedlens.deploy.classifier import Classifier, load
-    from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named, Server
-    from fedlens.federation import Dataset, Examples, Federation, Holdings
     from fedlens.report.compare import Comparison, compare
     from fedlens.runs.grid import grid
     from fedlens.runs.result import Result
@@ -32,20 +39,20 @@ if TYPE_CHECKING:
 HOMES = {
     "Algorithm": "algorithm",
     "Amendment": "algorithm",
-    "Augment": "augment",
+    "Augment": "data.augment",
     "Classifier": "deploy.classifier",
-    "Clients": "experiment",
+    "Clients": "config.experiment",
     "Comparison": "report.compare",
-    "Dataset": "federation",
-    "Evaluate": "experiment",
-    "Examples": "federation",
-    "Experiment": "experiment",
-    "Federation": "federation",
-    "Holdings": "federation",
-    "LocalTraining": "experiment",
-    "Named": "experiment",
+    "Dataset": "core.federation",
+    "Evaluate": "config.experiment",
+    "Examples": "core.federation",
+    "Experiment": "config.experiment",
+    "Federation": "core.federation",
+    "Holdings": "core.federation",
+    "LocalTraining": "config.experiment",
+    "Named": "config.experiment",
     "Result": "runs.result",
-    "Server": "experiment",
+    "Server": "config.experiment",
     "compare": "report.compare",
     "compose": "algorithm",
     "grid": "runs.grid",

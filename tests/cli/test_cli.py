@@ -16,11 +16,11 @@ import pytest
 from fedlens import __version__
 from fedlens.algorithms import ALGORITHMS
 from fedlens.cli import doctor
+from fedlens.config.names import DEVICES
 from fedlens.data import DATASETS, catalogue
 from fedlens.data.catalogue import FASHION_MNIST, PUBLISHED, Download, Published
 from fedlens.data.partitions import PARTITIONS
 from fedlens.models import MODELS
-from fedlens.names import DEVICES
 from tests.command_line import everything
 from tests.data.published_files import write_idx_set
 

@@ -9,7 +9,7 @@ import typer
 
 from fedlens.cli import completion
 from fedlens.cli.main import app
-from fedlens.names import ALGORITHMS, MODELS, RECIPES
+from fedlens.config.names import ALGORITHMS, MODELS, RECIPES
 from tests.cli.test_imports import imported_by
 
 

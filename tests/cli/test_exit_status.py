@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedlens import files
 from fedlens.cli.main import main
 from fedlens.report import draw
 from fedlens.runs.folder import RunFolder
+from fedlens.storage import files
 
 
 def test_a_disk_that_fills_up_while_figures_are_drawn_is_no_mistake_in_the_command(

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fedlens import names
+from fedlens.config import names
 from tests.report.run_folders import make_run
 
 HEAVY = {"torch", "numpy", "matplotlib", "jinja2", "safetensors", "PIL", "sympy", "rich"}

@@ -11,7 +11,7 @@ import pytest
 
 from fedlens.cli import main as cli
 from fedlens.cli.stopping import heed_signals
-from fedlens.files import write_atomically
+from fedlens.storage.files import write_atomically
 from tests.command_line import EXPERIMENT
 from tests.sites import write_sites
 
@@ -35,7 +35,9 @@ command()
 """
 
 
-@pytest.mark.parametrize("module", ["typer", "fedlens.experiment", "torch", "torch._C", "torch.nn"])
+@pytest.mark.parametrize(
+    "module", ["typer", "fedlens.config.experiment", "torch", "torch._C", "torch.nn"]
+)
 def test_ctrl_c_while_a_module_is_imported_is_one_line(module, tmp_path):
     (tmp_path / "a.toml").write_text(EXPERIMENT)
     words = [sys.executable, "-c", COMMAND, module, "run", str(tmp_path / "a.toml")]

@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from typer.models import CommandInfo
 
 import fedlens as fl
-from fedlens import consent
 from fedlens.cli.main import GROUPS, VERBS
-from fedlens.run_files import EXPERIMENT, MANIFEST, MODEL, SUMMARY
-from fedlens.tables import to_toml
+from fedlens.config import consent
+from fedlens.storage.run_files import EXPERIMENT, MANIFEST, MODEL, SUMMARY
+from fedlens.storage.tables import to_toml
 from tests.command_line import EXPERIMENT as EXPERIMENT_TEXT
 from tests.command_line import Ended, forget_modules_of
 

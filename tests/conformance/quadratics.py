@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.algorithm import Algorithm
-from fedlens.client import ClientProgram
+from fedlens.algorithm.pieces import Epochs, Objective, Sgd, Uniformly
+from fedlens.core.federation import Examples, Federation, Fixed, Holdings
 from fedlens.engines import Stacked
-from fedlens.federation import Examples, Federation, Fixed, Holdings
 from fedlens.network.network import Network
-from fedlens.pieces import Epochs, Objective, Sgd, Uniformly
 from fedlens.rounds import Outcome, State, begin, run_round
+from fedlens.rounds.client import ClientProgram
 from tests.federations import CPU
 
 DOUBLE = torch.float64

@@ -6,18 +6,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedlens import keys
 from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithm.pieces import Epochs, Sgd, Uniformly, double_softmax
+from fedlens.algorithm.pieces.consensus import change
 from fedlens.algorithms import admm, ceadmm, fedadmm, fedavgm, fedprox
-from fedlens.client import ClientProgram
-from fedlens.core import zeros_like
+from fedlens.core import keys, zeros_like
 from fedlens.engines import Sequential
 from fedlens.fleet import payload
 from fedlens.network.network import Network
-from fedlens.pieces import Epochs, Sgd, Uniformly, double_softmax
-from fedlens.pieces.consensus import change
-from fedlens.reporting.cohorts import SELECT
 from fedlens.rounds import ClientMemory, begin, run_round
+from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.cohorts import SELECT
 from tests.conformance.quadratics import (
     DOUBLE,
     Point,

@@ -9,22 +9,21 @@ import torch
 from torch import Tensor
 
 import fedlens as fl
-from fedlens import keys
 from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithm.channel import encode
+from fedlens.algorithm.pieces import Uniformly
+from fedlens.algorithm.slots import ChannelStep, Decoded, Encoded
 from fedlens.algorithms.admm import fedadmm
 from fedlens.algorithms.clip import Clip, clip
 from fedlens.algorithms.median import median
 from fedlens.algorithms.quantize import Quantize, quantize
 from fedlens.algorithms.top_k import TopK, top_k
-from fedlens.channel import encode
-from fedlens.client import ClientProgram
-from fedlens.core import Cohort, Memory, Tree
+from fedlens.core import Cohort, Memory, Tree, keys
 from fedlens.engines import Sequential
 from fedlens.network.layout import Layout
 from fedlens.network.network import Network
-from fedlens.pieces import Uniformly
 from fedlens.rounds import Outcome, State, begin, run_round
-from fedlens.slots import ChannelStep, Decoded, Encoded
+from fedlens.rounds.client import ClientProgram
 from tests.federations import CPU, FEW, assert_equal, noisy_images, small_cnn, train
 from tests.papers_under_test import ALGORITHMS, BASE, PLAIN
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithm.pieces import Epochs, Sgd, Uniformly
 from fedlens.algorithms import (
     ALGORITHMS,
     fedadam,
@@ -29,12 +30,11 @@ from fedlens.algorithms import (
     scaffold,
     trimmed_mean,
 )
-from fedlens.client import ClientProgram
+from fedlens.core.federation import Fixed, Holdings
 from fedlens.engines import Sequential
-from fedlens.federation import Fixed, Holdings
 from fedlens.network.network import Network
-from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import begin, run_round
+from fedlens.rounds.client import ClientProgram
 from fedlens.runs.folder import RunFolder
 from tests.checkpoints import load_state
 from tests.conformance.quadratics import Quadratics, close, end, plain, some

@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedlens import keys
 from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithm.pieces import Epochs, Sgd, Uniformly
 from fedlens.algorithms import fedavg, lambda_sum
-from fedlens.federation import Examples, Fixed, Holdings
-from fedlens.pieces import Epochs, Sgd, Uniformly
-from fedlens.reporting.cohorts import CLIENT, DRAW, SELECT
+from fedlens.core import keys
+from fedlens.core.federation import Examples, Fixed, Holdings
+from fedlens.rounds.cohorts import CLIENT, DRAW, SELECT
 from tests.conformance.quadratics import (
     DOUBLE,
     Quadratics,

@@ -7,20 +7,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlens import keys
 from fedlens.algorithm import compose
+from fedlens.algorithm.pieces import ByExamples, Epochs, Equally, Sgd, Uniformly
+from fedlens.algorithm.slots import Select
 from fedlens.algorithms import fedasync, fedavgm, fedbn, fedbuff, fedvc, median, scaffold
 from fedlens.algorithms.fedasync import Mixed
 from fedlens.algorithms.fedbuff import Fading
-from fedlens.client import ClientProgram
-from fedlens.core import Cohort
-from fedlens.federation import Federation
+from fedlens.core import Cohort, keys
+from fedlens.core.federation import Federation
 from fedlens.network.network import Network
-from fedlens.pieces import ByExamples, Epochs, Equally, Sgd, Uniformly
-from fedlens.reporting.devices import Devices, alike, synthetic
-from fedlens.reporting.reports import Clock, Faults, Reporting
 from fedlens.rounds import begin, run_round
-from fedlens.slots import Select
+from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.devices import Devices, alike, synthetic
+from fedlens.rounds.reports import Clock, Faults, Reporting
 from tests.federations import CPU, ENGINES, assert_equal, noisy_images, small_cnn
 from tests.papers_under_test import BASE
 

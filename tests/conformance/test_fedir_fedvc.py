@@ -6,12 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedlens import keys
 from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithm.pieces import BySize, Epochs, Equally, Objective, Sgd, Uniformly, Virtual
 from fedlens.algorithms import fedir, fedvc
-from fedlens.core import Batch, Facts, Local
-from fedlens.federation import Federation, Fixed, Holdings
-from fedlens.pieces import BySize, Epochs, Equally, Objective, Sgd, Uniformly, Virtual
+from fedlens.core import Batch, Facts, Local, keys
+from fedlens.core.federation import Federation, Fixed, Holdings
 from tests.conformance.quadratics import DOUBLE, close
 from tests.federations import FEW, RAGGED, assert_equal, noisy_images, small_cnn, train
 

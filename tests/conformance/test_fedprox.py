@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from fedlens import keys
 from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithm.pieces import BySize, Epochs, Sgd, Uniformly
+from fedlens.algorithm.pieces.anneal import annealed, cosine
 from fedlens.algorithms import fedprox
 from fedlens.algorithms.fedprox import Proximal
-from fedlens.core import Facts, Local, squared_distance
-from fedlens.pieces import BySize, Epochs, Sgd, Uniformly
-from fedlens.pieces.anneal import annealed, cosine
+from fedlens.core import Facts, Local, keys, squared_distance
 from tests.conformance.quadratics import (
     DOUBLE,
     Quadratics,

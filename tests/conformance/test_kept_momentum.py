@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithm.pieces import Sgd
 from fedlens.algorithms.admm import admm, ceadmm
 from fedlens.algorithms.fedprox import fedprox
 from fedlens.algorithms.liadmm import celiadmm, liadmm
 from fedlens.algorithms.qfedavg import qfedavg
 from fedlens.algorithms.scaffold import scaffold
-from fedlens.pieces import Sgd
 from tests.federations import FEW, assert_equal, noisy_images, train
 from tests.papers_under_test import BASE, PLAIN
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedlens.algorithm import Algorithm, Amendment, compose
+from fedlens.algorithm.pieces import Epochs, Sgd, Uniformly, WeightedSum
 from fedlens.algorithms import fedns, lastfc
 from fedlens.algorithms.fedns import NodeByNode
 from fedlens.core import Cohort
-from fedlens.federation import Fixed, Holdings
+from fedlens.core.federation import Fixed, Holdings
 from fedlens.network.layout import Layout
-from fedlens.pieces import Epochs, Sgd, Uniformly, WeightedSum
 from tests.conformance.quadratics import DOUBLE, close, rounds_of
 from tests.federations import RAGGED, assert_equal, noisy_images, small_cnn, train
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedlens import keys
 from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithm.pieces import Epochs, Sgd, Uniformly
 from fedlens.algorithms import celiadmm, fedprox, fedvc, liadmm
-from fedlens.pieces import Epochs, Sgd, Uniformly
-from fedlens.reporting.cohorts import SELECT
+from fedlens.core import keys
+from fedlens.rounds.cohorts import SELECT
 from tests.conformance.quadratics import (
     DOUBLE,
     Quadratics,

@@ -7,9 +7,9 @@ from torch import Tensor
 
 import fedlens as fl
 from fedlens.algorithm import alike, numbers_of, side_by_side
+from fedlens.algorithm.pieces import ByEffectiveNumber, Objective
+from fedlens.algorithm.pieces.losses import LossWith, cross_entropy, focal, with_options
 from fedlens.core import Batch, Facts, Local, Number
-from fedlens.pieces import ByEffectiveNumber, Objective
-from fedlens.pieces.losses import LossWith, cross_entropy, focal, with_options
 from fedlens.setup.algorithm import make_algorithm
 from tests.toys import toy
 

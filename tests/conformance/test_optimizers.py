@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 import fedlens as fl
 from fedlens.algorithm import compose
+from fedlens.algorithm.pieces import ClippedByNorm, ClippedByValue, Epochs, Sgd, Uniformly
+from fedlens.algorithm.pieces.optimizers import Adam
+from fedlens.algorithm.slots import Solve
 from fedlens.algorithms.fednova import fednova
 from fedlens.algorithms.liadmm import celiadmm, liadmm
 from fedlens.algorithms.qfedavg import qfedavg
 from fedlens.algorithms.scaffold import scaffold
-from fedlens.pieces import ClippedByNorm, ClippedByValue, Epochs, Sgd, Uniformly
-from fedlens.pieces.optimizers import Adam
 from fedlens.setup.algorithm import make_algorithm
-from fedlens.slots import Solve
 from tests.federations import noisy_images, small_cnn, train
 from tests.papers_under_test import BASE
 from tests.toys import toy

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithm.pieces import Epochs, OwnHead, Sgd, Uniformly
 from fedlens.algorithms import clip, fedbn, fedcm, fedper, fedprox, scaffold
 from fedlens.engines.stacked import predict_side_by_side
 from fedlens.network.layout import Layout
 from fedlens.network.network import Network
-from fedlens.pieces import Epochs, OwnHead, Sgd, Uniformly
 from tests.conformance.quadratics import close, path, plain, some
 from tests.federations import RAGGED, assert_equal, noisy_images, small_cnn, train
 

@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithm.pieces import Epochs, Objective, Uniformly, cross_entropy, squared_error
 from fedlens.algorithms.liadmm import liadmm
-from fedlens.client import ClientProgram
 from fedlens.engines import Sequential
 from fedlens.network.network import Network
-from fedlens.pieces import Epochs, Objective, Uniformly, cross_entropy, squared_error
 from fedlens.rounds import begin, run_round
+from fedlens.rounds.client import ClientProgram
 from tests.federations import CPU, noisy_images
 
 SIZES = [4, 9, 14, 20]

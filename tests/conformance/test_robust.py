@@ -6,10 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlens import keys
 from fedlens.algorithm import compose
 from fedlens.algorithms import bucketing, centred_clipping, fedns, krum, median, trimmed_mean
-from fedlens.core import Cohort
+from fedlens.core import Cohort, keys
 from fedlens.network.layout import Entry, Layout
 from tests.conformance.quadratics import DOUBLE, Quadratics, close, end, local_steps, plain, some
 

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithm.pieces import Epochs, Equally, Sgd, Uniformly
 from fedlens.algorithms import fedbn, feddyn, fednova, fedprox, qfedavg, scaffold
 from fedlens.algorithms.fednova import BySteps
 from fedlens.algorithms.scaffold import TellControl
 from fedlens.core import Cohort, Local, Upload
-from fedlens.pieces import Epochs, Equally, Sgd, Uniformly
 from tests.conformance.quadratics import (
     DOUBLE,
     Quadratics,

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithm.pieces import Epochs, Sgd, Uniformly
 from fedlens.algorithms import fedadagrad, fedadam, fedavgm, fedyogi
 from fedlens.core import Upload
-from fedlens.pieces import Epochs, Sgd, Uniformly
 from tests.conformance.quadratics import DOUBLE, close, end, follow, local_steps, path, plain, some
 from tests.federations import assert_equal, train
 

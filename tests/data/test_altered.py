@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import fedlens as fl
+from fedlens.core.federation import Examples, Holdings
 from fedlens.data.partitions import PARTITIONS
 from fedlens.data.partitions.altered import Altered, _blurred, _turned
-from fedlens.federation import Examples, Holdings
 from fedlens.setup import build, partition
 
 

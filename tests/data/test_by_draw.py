@@ -11,9 +11,9 @@ import torch
 
 import fedlens as fl
 from fedlens.algorithms.fedir import TellLabels
+from fedlens.core.federation import AT_ONCE, Examples, Federation
 from fedlens.data.partitions import PARTITIONS
 from fedlens.data.partitions.by_draw import Drawn, Fresh
-from fedlens.federation import AT_ONCE, Examples, Federation
 from fedlens.setup import build, partition
 from fedlens.setup.memory import demand_memory
 

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedlens.core.federation import Examples, Holdings
 from fedlens.data.curation import drawn, frequent, listing
 from fedlens.data.partitions import PARTITIONS
-from fedlens.federation import Examples, Holdings
 from tests.data.naturalists import make
 
 

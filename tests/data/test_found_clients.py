@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedlens as fl
+from fedlens.core.federation import Examples
 from fedlens.data.emd import emd
 from fedlens.data.partitions import PARTITIONS
 from fedlens.data.statistics import counts
-from fedlens.federation import Examples
 from fedlens.setup import build
 
 

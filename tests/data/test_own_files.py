@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import fedlens as fl
+from fedlens.config.options import options_of, resolve
 from fedlens.data import DATASETS, Source, mini
 from fedlens.data.arrays import held_out, mean_and_std
 from fedlens.data.partitions import PARTITIONS
-from fedlens.options import options_of, resolve
 from tests.data.published_files import pixels
 
 

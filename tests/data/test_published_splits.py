@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import fedlens as fl
+from fedlens.core.federation import Examples, Holdings
 from fedlens.data import DATASETS, Source, curation
 from fedlens.data.emd import emd
 from fedlens.data.partitions import PARTITIONS
-from fedlens.federation import Examples, Holdings
 from fedlens.recipes.hsu2020.figure3 import PUBLISHED
 
 DATA = os.environ.get("FEDLENS_DATA")

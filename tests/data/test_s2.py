@@ -13,9 +13,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fedlens.core.federation import Examples, Holdings
 from fedlens.data import s2
 from fedlens.data.partitions import PARTITIONS
-from fedlens.federation import Examples, Holdings
 from tests.counting import num_calls
 
 Array = np.ndarray[Any, Any]

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedlens.core.federation import AT_ONCE, Dataset, Examples, Federation, Fixed, Holdings, Split
 from fedlens.data.emd import BLOCK, emd, emd_per_client
 from fedlens.data.partitions.by_draw import Drawn, drawn
 from fedlens.data.statistics import Counts, describe, found, summary
-from fedlens.federation import AT_ONCE, Dataset, Examples, Federation, Fixed, Holdings, Split
 
 
 @st.composite

@@ -20,9 +20,9 @@ import fedlens as fl
 from fedlens.deploy.classifier import Classifier, Preprocessing
 from fedlens.deploy.export import export, real_images
 from fedlens.deploy.testing import training_files
-from fedlens.run_files import EXPERIMENT, MANIFEST, MODEL, SUMMARY, read_summary
 from fedlens.runs.records import read
 from fedlens.setup import build
+from fedlens.storage.run_files import EXPERIMENT, MANIFEST, MODEL, SUMMARY, read_summary
 from tests.sites import CLASSES, SIDES
 
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from fedlens.algorithm import compose
+from fedlens.algorithm.pieces import Sgd, Uniformly
+from fedlens.algorithm.slots import LocalStep, Solve
 from fedlens.algorithms.admm import fedadmm
-from fedlens.client import ClientProgram
 from fedlens.engines import Sequential, Stacked
 from fedlens.network.network import Network
-from fedlens.pieces import Sgd, Uniformly
 from fedlens.rounds import begin, run_round
-from fedlens.slots import LocalStep, Solve
+from fedlens.rounds.client import ClientProgram
 from tests.factoring import factoring, has_factored
 from tests.federations import CPU, FEW, noisy_images, small_cnn, wide
 from tests.papers_under_test import ALGORITHMS, PLAIN

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedlens.consent import importable
+from fedlens.config.consent import importable
+from fedlens.config.own_code import place_of_error
 from fedlens.engines.driver import Driver
-from fedlens.own_code import place_of_error
 
 
 @pytest.fixture

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from fedlens import names
 from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithm.pieces import Epochs, Sgd, Uniformly
 from fedlens.algorithms import ALGORITHMS as PAPERS
 from fedlens.algorithms.fedavgm import fedavgm
-from fedlens.client import ClientProgram
+from fedlens.config import names
 from fedlens.engines import Sequential
 from fedlens.network.network import Network
-from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import State, begin, run_round
+from fedlens.rounds.client import ClientProgram
 from tests.federations import (
     CPU,
     ENGINES,

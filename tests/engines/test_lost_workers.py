@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from fedlens.algorithm.pieces.upload import difference
 from fedlens.core import Upload
 from fedlens.engines import gpus, processes
 from fedlens.engines.workers import TRIES
-from fedlens.pieces.upload import difference
-from fedlens.process_state import is_stopped
 from fedlens.rounds import run_round
+from fedlens.storage.process_state import is_stopped
 from tests.children import in_a_child
 from tests.federations import CPU, assert_equal, forked
 from tests.papers_under_test import BASE

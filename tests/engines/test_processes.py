@@ -14,20 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedlens as fl
-from fedlens.client import ClientProgram
+from fedlens.algorithm.pieces import Uniformly
+from fedlens.algorithm.pieces.upload import difference
+from fedlens.algorithm.slots import Tell
 from fedlens.core import Upload, zeros_at_first
 from fedlens.engines import Processes, Sequential, gpus, processes, workers
 from fedlens.engines.costs import Costs
-from fedlens.engines.engine import Which
 from fedlens.engines.processes import ForkedWorkers
 from fedlens.engines.worker_engine import even_blocks, longest_first
 from fedlens.network.network import Network
-from fedlens.pieces import Uniformly
-from fedlens.pieces.upload import difference
 from fedlens.rounds import begin, run_round
+from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.engine import Which
 from fedlens.runs import manifest as manifests
 from fedlens.setup import assemble, build, devices
-from fedlens.slots import Tell
 from tests.federations import CPU, FEW, RAGGED, assert_equal, forked, noisy_images, small_cnn, train
 from tests.papers_under_test import BASE
 from tests.toys import toy

@@ -18,18 +18,18 @@ import torch
 
 import fedlens as fl
 from fedlens.algorithm import Algorithm
-from fedlens.client import ClientProgram
+from fedlens.algorithm.pieces import Uniformly
+from fedlens.algorithm.pieces.upload import difference
+from fedlens.config.names import EngineName
 from fedlens.core import Upload
 from fedlens.engines import Processes, Ray, cluster, worker_engine
 from fedlens.engines.actor import ActorInit, OnDisk
-from fedlens.engines.engine import Engine, Which
 from fedlens.engines.messages import arrays_of, pack, unpack
 from fedlens.engines.ray import Actors
-from fedlens.names import EngineName
 from fedlens.network.network import Network
-from fedlens.pieces import Uniformly
-from fedlens.pieces.upload import difference
 from fedlens.rounds import State, begin, run_round
+from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.engine import Engine, Which
 from tests.clusters import LONG, RAY_MARKS
 from tests.federations import CPU, RAGGED, assert_equal, noisy_images, small_cnn
 from tests.papers_under_test import ALGORITHMS, BASE

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 import fedlens as fl
+from fedlens.algorithm.pieces import Uniformly
 from fedlens.engines import Processes, Ray, cluster
 from fedlens.engines.ray import Actors
-from fedlens.pieces import Uniformly
-from fedlens.run_files import MODEL, read_summary
 from fedlens.runs import spread
+from fedlens.storage.run_files import MODEL, read_summary
 from tests.clusters import LONG, RAY_MARKS
 from tests.command_line import EXPERIMENT
 from tests.engines.test_ray import FEDERATION, NETWORK, after, assert_same

@@ -10,20 +10,20 @@ import safetensors.torch
 import torch
 
 from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithm.pieces import Sgd, Uniformly
 from fedlens.algorithms.admm import fedadmm
 from fedlens.algorithms.clip import clip
 from fedlens.algorithms.fedbn import fedbn
 from fedlens.algorithms.median import median
-from fedlens.client import ClientProgram
+from fedlens.core.trees import tensors_in
 from fedlens.engines import Stacked, factored, graphs, recording, stacked
 from fedlens.engines.graphs import Captures, no_garbage_collected
 from fedlens.network.network import Network
-from fedlens.pieces import Sgd, Uniformly
 from fedlens.rounds import RoundInput, State, begin, run_round, run_rounds
+from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.uploads import Uploads
+from fedlens.rounds.work import Part
 from fedlens.runs.folder import RunFolder
-from fedlens.trees import tensors_in
-from fedlens.uploads import Uploads
-from fedlens.work import Part
 from tests.checkpoints import load_state
 from tests.eager_capture import EagerCapture, num_replays
 from tests.factoring import factoring, has_factored

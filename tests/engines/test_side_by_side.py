@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from fedlens import slots
-from fedlens.algorithm import alike, side_by_side
-from fedlens.pieces import GradientDescent, Objective, Sgd
+from fedlens.algorithm import alike, side_by_side, slots
+from fedlens.algorithm.pieces import GradientDescent, Objective, Sgd
 from tests.papers_under_test import ALGORITHMS, BASE
 from tests.side_by_side import everything, points, train
 

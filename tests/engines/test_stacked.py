@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from fedlens.algorithm import Algorithm
-from fedlens.client import ClientProgram
+from fedlens.algorithm.pieces import Epochs, Sgd, Uniformly
+from fedlens.algorithm.slots import Combine
 from fedlens.engines import Sequential, Stacked, stacked
 from fedlens.engines.graphs import Captures
 from fedlens.network.network import Network
-from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import RoundInput, begin, run_round, run_rounds
-from fedlens.slots import Combine
+from fedlens.rounds.client import ClientProgram
 from tests.eager_capture import EagerCapture
 from tests.factoring import factoring, has_factored
 from tests.federations import FEW, noisy_images, small_cnn, wide

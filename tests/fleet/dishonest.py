@@ -15,8 +15,8 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedlens.config.experiment import Experiment
 from fedlens.core import Tree
-from fedlens.experiment import Experiment
 from fedlens.fleet.apps import TYPES, as_record, client_app, packed, unpacked
 from fedlens.fleet.engine import Arrived
 from fedlens.fleet.policy import FILE

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedlens.pieces.losses import cross_entropy
+from fedlens.algorithm.pieces.losses import cross_entropy
 
 NAME = "tests.fleet.failing:loss"
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fedlens.experiment import Experiment
+from fedlens.config.experiment import Experiment
 from fedlens.fleet.flower import end, free_port
 from fedlens.fleet.serve import open_fleet, run_on
 from fedlens.fleet.server import Job

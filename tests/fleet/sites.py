@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedlens.config.experiment import Experiment
 from fedlens.core import Tree
-from fedlens.experiment import Experiment
+from fedlens.core.trees import map_tensors
 from fedlens.fleet.engine import Arrived
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.server import Job, run_job
@@ -21,7 +22,6 @@ from fedlens.fleet.terms import Terms, for_fleet
 from fedlens.runs.result import Result
 from fedlens.setup import partition
 from fedlens.setup.data import load_dataset
-from fedlens.trees import map_tensors
 
 NAMES = ("ann", "bob", "cat", "dan")
 CLASSES = ("cat", "dog", "owl", "yak")

@@ -11,13 +11,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fedlens.augment import Augment
 from fedlens.cli.main import app
+from fedlens.config.sections import LocalTraining, Server
+from fedlens.data.augment import Augment
 from fedlens.fleet.approvals import MOST_OFFERS, Approvals
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.terms import TOLD, TOLD_OF_CLIENTS, Images, Terms
-from fedlens.locks import one_writer
-from fedlens.sections import LocalTraining, Server
+from fedlens.storage.locks import one_writer
 from tests.fleet.sites import TESTED
 
 pytest.importorskip("flwr", reason="a fleet needs flwr: pip install 'fedlens[fleet]'")

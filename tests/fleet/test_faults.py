@@ -14,8 +14,8 @@ from fedlens.fleet.terms import for_fleet
 from fedlens.report import read_all, report
 from fedlens.report.grids import Tiles
 from fedlens.report.runs import run_blocks
-from fedlens.run_files import read_records, read_summary
 from fedlens.runs.folder import RunFolder
+from fedlens.storage.run_files import read_records, read_summary
 from tests.fleet.sites import (
     NAMES,
     Nearby,

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedlens.cli.main import app
-from fedlens.experiment import Experiment
+from fedlens.config.experiment import Experiment
 from fedlens.fleet import flower, keys
 from fedlens.fleet.flower import end, free_port, start_supernode
 from fedlens.fleet.gate import Gate
@@ -32,8 +32,8 @@ from fedlens.fleet.policy import FILE
 from fedlens.fleet.site import LOG
 from fedlens.fleet.terms import Terms, check_possible, for_fleet
 from fedlens.fleet.trial import part_of
-from fedlens.locks import one_writer
 from fedlens.setup.data import load_dataset
+from fedlens.storage.locks import one_writer
 from tests.data.test_layouts import write
 from tests.fleet.real import wait_until
 from tests.fleet.sites import write_experiment

@@ -20,7 +20,7 @@ from fedlens.fleet.keys import CA, NODE_KEY, make_server_keys, make_site_key
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.terms import for_fleet
 from fedlens.fleet.trial import start_site
-from fedlens.run_files import read_records
+from fedlens.storage.run_files import read_records
 from tests.fleet import failing
 from tests.fleet.real import Federation, processes_of, soon, wait_until
 from tests.fleet.sites import model_bytes, write_experiment

@@ -13,11 +13,11 @@ from statistics import median
 
 import pytest
 
-from fedlens.experiment import Experiment
+from fedlens.config.experiment import Experiment
 from fedlens.fleet.flower import end, environment, free_port
 from fedlens.fleet.keys import CA, NODE_KEY
-from fedlens.run_files import read_records
 from fedlens.setup import build
+from fedlens.storage.run_files import read_records
 from tests.fleet.real import Federation, wait_until
 
 pytest.importorskip("flwr", reason="a fleet needs flwr: pip install 'fedlens[fleet]'")

@@ -11,7 +11,7 @@ import fedlens as fl
 from fedlens.fleet import flower, gate
 from fedlens.fleet.keys import CA
 from fedlens.fleet.terms import for_fleet
-from fedlens.run_files import read_records
+from fedlens.storage.run_files import read_records
 from tests.fleet.real import Federation, orders, processes_of, soon, updates, wait_until
 from tests.fleet.sites import model_bytes, write_experiment
 

@@ -8,7 +8,7 @@ import fedlens as fl
 from fedlens.algorithms import ALGORITHMS
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.terms import for_fleet
-from fedlens.run_files import read_records
+from fedlens.storage.run_files import read_records
 from tests.fleet import normed
 from tests.fleet.sites import TESTED, make_sites, model_bytes, run_nearby, write_experiment
 

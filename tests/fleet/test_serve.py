@@ -11,14 +11,14 @@ import pytest
 from typer.testing import CliRunner
 
 from fedlens.cli.main import app
-from fedlens.experiment import Experiment
-from fedlens.files import write_atomically
+from fedlens.config.experiment import Experiment
 from fedlens.fleet import keys, serve
 from fedlens.fleet.keys import make_server_keys, make_site_key
 from fedlens.fleet.serve import Follow
 from fedlens.fleet.terms import for_fleet
-from fedlens.locks import one_writer
-from fedlens.run_files import CHECKPOINT, ROUNDS
+from fedlens.storage.files import write_atomically
+from fedlens.storage.locks import one_writer
+from fedlens.storage.run_files import CHECKPOINT, ROUNDS
 from tests.fleet.sites import write_experiment
 from tests.sites import write_sites
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedlens.experiment import Experiment
+from fedlens.config.experiment import Experiment
 from fedlens.fleet import payload
 from fedlens.fleet import terms as terms_of_sites
 from fedlens.fleet.join import answer_by
@@ -103,8 +103,8 @@ def test_terms_of_another_hash_are_refused(tmp_path):
     ("key", "own"),
     [
         ("model", "fedlens.models.linear:linear"),
-        ("loss", "fedlens.pieces:cross_entropy"),
-        ("local.optimizer", "fedlens.pieces.optimizers:adam"),
+        ("loss", "fedlens.algorithm.pieces:cross_entropy"),
+        ("local.optimizer", "fedlens.algorithm.pieces.optimizers:adam"),
     ],
 )
 def test_code_of_its_own_is_refused_unless_the_policy_names_it(tmp_path, key, own):
@@ -118,7 +118,7 @@ def test_code_of_its_own_is_refused_unless_the_policy_names_it(tmp_path, key, ow
 
 
 def test_a_schedule_of_its_own_is_code_of_its_own(tmp_path):
-    own = "fedlens.schedules:cosine"
+    own = "fedlens.config.schedules:cosine"
     mu = f'{{ name = "warm-up", rounds = 1, then = {{ name = "{own}", start = 0.1 }} }}'
     _, site, terms = one_site(tmp_path, f'{{ name = "fedprox", mu = {mu} }}')
     assert terms.own_code == [own]

@@ -7,16 +7,16 @@ import pytest
 from typer.testing import CliRunner
 
 from fedlens.cli.main import app
+from fedlens.config.experiment import Experiment
 from fedlens.data.folders import listed_by_class
-from fedlens.experiment import Experiment
 from fedlens.fleet.join import join
 from fedlens.fleet.keys import CA, make_site_key
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.site import CACHE, Site
 from fedlens.fleet.site_data import site_examples
 from fedlens.fleet.terms import Terms, for_fleet
-from fedlens.locks import one_writer
 from fedlens.setup.data import load_dataset
+from fedlens.storage.locks import one_writer
 from tests.data.test_layouts import write
 from tests.fleet.sites import TESTED, write_experiment
 

@@ -10,12 +10,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 from fedlens.algorithms import ALGORITHMS
+from fedlens.config.experiment import Experiment
+from fedlens.config.options import options_of
 from fedlens.data.partitions import PARTITIONS
-from fedlens.experiment import Experiment
 from fedlens.models import MODELS
-from fedlens.options import options_of
 from fedlens.setup import build
-from fedlens.tables import apply_override, parse_axis
+from fedlens.storage.tables import apply_override, parse_axis
 from tests.fuzzing.cases import (
     TOML,
     TOML_WORDS,

@@ -16,9 +16,9 @@ from safetensors.torch import save
 from fedlens.models.weights import load_weights
 from fedlens.report.page import html
 from fedlens.report.runs import headline, run_blocks
-from fedlens.run_files import checksum
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.records import read_all
+from fedlens.storage.run_files import checksum
 from tests.fuzzing.cases import (
     TOML,
     TOML_WORDS,

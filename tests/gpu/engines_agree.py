@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from fedlens.algorithm import Algorithm
-from fedlens.augment import Augment
-from fedlens.client import ClientProgram
+from fedlens.core.federation import Federation
+from fedlens.data.augment import Augment
 from fedlens.engines import Sequential, Stacked
-from fedlens.federation import Federation
 from fedlens.network.network import Network
 from fedlens.rounds import State, begin, run_round
+from fedlens.rounds.client import ClientProgram
 from tests import side_by_side
 from tests.federations import RAGGED, in_bytes, noisy_images, small_cnn
 from tests.papers_under_test import ALGORITHMS, AUGMENTS

@@ -15,7 +15,7 @@ from dataclasses import replace
 from unittest import mock
 
 import fedlens as fl
-from fedlens.runs import evaluate
+from fedlens.evaluation import evaluate
 from fedlens.runs.result import Result
 from fedlens.runs.summary import Record
 from fedlens.runs.sweep import prepare

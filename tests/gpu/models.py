@@ -14,13 +14,13 @@ import time
 import traceback
 from dataclasses import replace
 
+from fedlens.config.experiment import Experiment
 from fedlens.core import Tree
-from fedlens.experiment import Experiment
+from fedlens.evaluation.evaluate import evaluate
+from fedlens.evaluation.metrics import metrics
 from fedlens.models import MODELS
 from fedlens.rounds import begin
 from fedlens.runs.bench import Workload, experiment
-from fedlens.runs.evaluate import evaluate
-from fedlens.runs.metrics import metrics
 from fedlens.runs.sweep import prepare
 from fedlens.setup import build
 

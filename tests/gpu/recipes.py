@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from fedlens.experiment import Experiment
+from fedlens.config.experiment import Experiment
 from fedlens.recipes import RECIPES
 from fedlens.recipes.estimate import Timing
 from fedlens.recipes.recipe import FROM_CELL, Scale

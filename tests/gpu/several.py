@@ -20,15 +20,15 @@ import torch
 
 import fedlens as fl
 from fedlens.algorithm import Algorithm
-from fedlens.client import ClientProgram
+from fedlens.core.federation import Federation
 from fedlens.engines import Engine, Processes, Stacked
 from fedlens.engines.gpus import gpu_names
-from fedlens.federation import Federation
+from fedlens.evaluation.evaluate import evaluate
+from fedlens.evaluation.metrics import metrics
 from fedlens.network.network import Network
 from fedlens.rounds import State, begin, run_round
+from fedlens.rounds.client import ClientProgram
 from fedlens.runs import bench
-from fedlens.runs.evaluate import evaluate
-from fedlens.runs.metrics import metrics
 from fedlens.runs.settings import torch_settings
 from fedlens.runs.summary import Record
 from fedlens.setup import Setup, build

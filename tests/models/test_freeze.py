@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 import fedlens as fl
-from fedlens.federation import Examples, Federation, Fixed, Holdings
+from fedlens.algorithm.pieces import Epochs, Sgd
+from fedlens.core.federation import Examples, Federation, Fixed, Holdings
 from fedlens.models import MODELS
 from fedlens.models.freeze import freeze_norms, train_last
 from fedlens.network.network import Network
-from fedlens.pieces import Epochs, Sgd
 from fedlens.setup import build
 from tests.federations import ENGINES, train
 

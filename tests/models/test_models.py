@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from fedlens import options
+from fedlens.config import options
 from fedlens.models import MODELS
 from fedlens.network.layers import prepare
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import fedlens as fl
-from fedlens import reading
 from fedlens.network.layers import group_norm, prepare
+from fedlens.storage import reading
 
 
 class BatchNormAct2d(nn.BatchNorm2d):

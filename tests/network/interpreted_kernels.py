@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, vmap
 
-from fedlens import keys
-from fedlens.core import Number, Tree, per_row
+from fedlens.core import Number, Tree, keys, per_row
 from fedlens.network import ops
 from fedlens.network.factors import Factors
 from fedlens.network.kernels import elementwise, functions, norms

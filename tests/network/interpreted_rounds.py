@@ -11,12 +11,11 @@ from unittest import mock
 
 import torch
 
-from fedlens import steps
-from fedlens.client import ClientProgram
+from fedlens.config.experiment import Experiment, Named
 from fedlens.core import Tree
-from fedlens.experiment import Experiment, Named
 from fedlens.network import ops
-from fedlens.rounds import RoundInput, begin, run_rounds
+from fedlens.rounds import RoundInput, begin, run_rounds, steps
+from fedlens.rounds.client import ClientProgram
 from fedlens.runs.bench import Workload, experiment
 from fedlens.setup import build
 from tests.network.interpreting import spare_repetition

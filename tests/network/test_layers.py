@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from fedlens import keys
+from fedlens.core import keys
 from fedlens.network.layers import (
     KeyedAttention,
     KeyedDropout,

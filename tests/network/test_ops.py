@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 import fedlens
-from fedlens import keys
-from fedlens.core import Number
+from fedlens.core import Number, keys
 from fedlens.network import ops
 from fedlens.network.layers import keyed_dropout
 from fedlens.network.pool import Windows

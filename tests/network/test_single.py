@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 from fedlens.algorithm import Algorithm
-from fedlens.client import ClientProgram
+from fedlens.algorithm.pieces import Epochs, Sgd, Uniformly
+from fedlens.algorithm.slots import LocalStep
 from fedlens.engines import Sequential
 from fedlens.network.network import Network
 from fedlens.network.single import winograd
 from fedlens.network.single.layers import FastPath, FusedConvolution, Linear, fuse
 from fedlens.network.stacked.reader import read_module
-from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import begin, run_round
-from fedlens.slots import LocalStep
+from fedlens.rounds.client import ClientProgram
 from tests.federations import assert_equal, noisy_images, small_cnn
 
 CHAINS = {

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedlens import keys
+from fedlens.core import keys
 from fedlens.network.layers import KeyedDropout, MaskedBatchNorm, prepare, side_inputs
 from fedlens.network.network import Network
 from fedlens.network.pool import AdaptivePool

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.engines import Processes
-from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.recipes import RECIPES, estimate, pace
 from fedlens.recipes.estimate import Timing
 from fedlens.recipes.pace import Cost, Pace, Rounds, Work

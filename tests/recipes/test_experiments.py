@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedlens.experiment import Experiment, Named
-from fedlens.names import MODELS
+from fedlens.config.experiment import Experiment, Named
+from fedlens.config.names import MODELS
 from fedlens.network.layout import Layout
 from fedlens.recipes.experiments import experiments
 from fedlens.recipes.recipe import Results, Scale

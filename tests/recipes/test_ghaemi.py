@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fedlens.augment import Augment
-from fedlens.experiment import Named
+from fedlens.config.experiment import Named
+from fedlens.data.augment import Augment
 from fedlens.recipes import RECIPES
 from fedlens.recipes.experiments import experiments
 from fedlens.recipes.ghaemi.outcome import outcome, reached

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedlens.experiment import Experiment
+from fedlens.config.experiment import Experiment
 from fedlens.recipes import RECIPES
 from fedlens.recipes.page import OTHER_DATA, OUR_EXPERIMENTS, OWN_SETTINGS, opening
 from fedlens.recipes.recipe import Recorded, Results, Scale

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import fedlens as fl
-from fedlens.experiment import Experiment
+from fedlens.config.experiment import Experiment
 from fedlens.recipes import RECIPES
 from fedlens.recipes.page import beside, curves, led_by_a_figure, opening
 from fedlens.recipes.recipe import Measured, Results, Scale
@@ -21,8 +21,8 @@ from fedlens.recipes.reproduce import plan, reproduce, show, together
 from fedlens.recipes.store import STORE
 from fedlens.recipes.stored import redraw
 from fedlens.report.blocks import Bars, Curves, Table
-from fedlens.run_files import read_status
 from fedlens.runs.records import Run
+from fedlens.storage.run_files import read_status
 
 ITEMS = {
     "fedavg-cifar10": "headline figure12 figure13 figure14 figure16 figure17 figure18 "

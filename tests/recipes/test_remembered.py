@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedlens.experiment import Clients, Experiment, LocalTraining, Named
+from fedlens.config.experiment import Clients, Experiment, LocalTraining, Named
 from fedlens.recipes import estimate
 from fedlens.recipes.estimate import Timing
 from fedlens.recipes.pace import Cost, Pace, Rounds, Work

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedlens.experiment import Experiment
+from fedlens.config.experiment import Experiment
 from fedlens.recipes import RECIPES
 from fedlens.recipes import store as store_of
 from fedlens.recipes.page import opening
@@ -20,7 +20,7 @@ from fedlens.recipes.store import file_of, pack, read_index, runs_of
 from fedlens.recipes.stored import keep, redraw, restore, take
 from fedlens.report.blocks import Table, Text
 from fedlens.runs.records import Run
-from fedlens.tables import to_toml
+from fedlens.storage.tables import to_toml
 
 NAME = "fedavg-cifar10/figure18"
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from fedlens.locks import is_locked, one_writer
 from fedlens.recipes import together as module
 from fedlens.recipes.reproduce import plan_all, reproduce, show, together
-from fedlens.run_files import read_status
 from fedlens.runs.sweep import prepare
+from fedlens.storage.locks import is_locked, one_writer
+from fedlens.storage.run_files import read_status
 
 ITEMS = ["ghaemi/fedavg", "ghaemi/fedadmm"]
 SHARED = {

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from fedlens.locks import FolderLock
 from fedlens.report import report
 from fedlens.report.blocks import Curves, Line
 from fedlens.report.live import serving
 from fedlens.report.page import render_page
+from fedlens.storage.locks import FolderLock
 from tests.report.browser import CHROMIUM, Page, browser
 from tests.report.run_folders import make_run
 

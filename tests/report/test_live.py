@@ -16,9 +16,9 @@ from urllib.request import urlopen
 
 import pytest
 
-from fedlens.locks import FolderLock
 from fedlens.report import live
 from fedlens.report.live import serving
+from fedlens.storage.locks import FolderLock
 
 Make = Callable[..., Path]
 

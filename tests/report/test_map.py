@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
+from fedlens.core.federation import Examples, Holdings
 from fedlens.data.partitions import PARTITIONS
-from fedlens.federation import Examples, Holdings
 from fedlens.report import map
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedlens as fl
-from fedlens.names import OUTCOMES
+from fedlens.config.names import OUTCOMES
 from fedlens.report import read_all, report
 from fedlens.report.blocks import Curves
 from fedlens.report.draw import pictures

@@ -14,13 +14,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedlens.locks import FolderLock
 from fedlens.report import read, read_all, report, rows
 from fedlens.report.blocks import Curves
 from fedlens.report.look import COLOURS
 from fedlens.report.pictures import places
 from fedlens.report.runs import differences, headline, run_blocks
 from fedlens.runs.records import settings
+from fedlens.storage.locks import FolderLock
 
 Make = Callable[..., Path]
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedlens.rounds import ClientMemory, State
-from fedlens.run_files import checksum, last_saved, state_files, to_json
 from fedlens.runs.folder import Records, RunFolder, check_free
+from fedlens.storage.run_files import checksum, last_saved, state_files, to_json
 from tests.checkpoints import load_state, new_run
 
 CPU = torch.device("cpu")

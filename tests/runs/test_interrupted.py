@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import fedlens as fl
-from fedlens.run_files import last_saved
 from fedlens.runs.loop import run_to_end
 from fedlens.runs.run import start
 from fedlens.setup import build
+from fedlens.storage.run_files import last_saved
 from tests.runs.resumable import Stop, assert_same_run, forgetful
 
 

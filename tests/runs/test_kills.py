@@ -17,7 +17,7 @@ import fedlens as fl
 from fedlens.data import store
 from fedlens.data.curation import listing
 from fedlens.recipes.reproduce import plan_all, together
-from fedlens.run_files import MANIFEST
+from fedlens.storage.run_files import MANIFEST
 from tests.data.naturalists import make
 from tests.kills import Job, survives
 from tests.toys import toy

@@ -40,7 +40,7 @@ def test_checkpoints_of_another_account_are_not_taken_for_none(tmp_path):
     found = """
 import os, sys
 from pathlib import Path
-from fedlens.run_files import last_saved
+from fedlens.storage.run_files import last_saved
 os.chdir(sys.argv[1])
 os.setuid(65534)
 try:

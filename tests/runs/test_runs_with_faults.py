@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedlens as fl
-from fedlens.names import OUTCOMES
+from fedlens.config.names import OUTCOMES
 from tests.toys import toy
 
 

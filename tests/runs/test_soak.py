@@ -14,8 +14,8 @@ import torch
 
 import fedlens as fl
 from fedlens.rounds import begin
-from fedlens.run_files import CHECKPOINT
 from fedlens.runs.active import ActiveRun
+from fedlens.storage.run_files import CHECKPOINT
 from tests.checkpoints import new_run
 
 NEEDS_PROC = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="it asks /proc")

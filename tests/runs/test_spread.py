@@ -13,14 +13,14 @@ import pytest
 import torch
 
 import fedlens as fl
-from fedlens.consent import importable
+from fedlens.config.consent import importable
 from fedlens.core import Tree
-from fedlens.run_files import MODEL, read_status, saved_rounds, state_files
 from fedlens.runs import point_actor, spread
 from fedlens.runs.folder import Change, Files
 from fedlens.runs.spread import SpreadPoints, even_shares
 from fedlens.runs.summary import Record
 from fedlens.runs.sweep import prepare
+from fedlens.storage.run_files import MODEL, read_status, saved_rounds, state_files
 from tests.clusters import LONG, RAY_MARKS
 from tests.runs.sweeps import LOST, base, records, told
 

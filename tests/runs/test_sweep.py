@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import fedlens as fl
+from fedlens.algorithm.slots import Draw, ExampleWeight
 from fedlens.core import Batch, Local, Plan
-from fedlens.federation import Holdings
-from fedlens.locks import one_writer
+from fedlens.core.federation import Holdings
 from fedlens.runs.sweep import prepare
 from fedlens.runs.workload import images_a_round
 from fedlens.setup import build
-from fedlens.slots import Draw, ExampleWeight
+from fedlens.storage.locks import one_writer
 from tests.runs.sweeps import DATASET, LOST, assert_alone, base, records, told
 
 pytestmark = pytest.mark.usefixtures("one_thread")

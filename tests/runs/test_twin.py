@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import fedlens as fl
+from fedlens.core.federation import AT_ONCE
 from fedlens.data.partitions.by_draw import Drawn
-from fedlens.federation import AT_ONCE
 from fedlens.report import read, report, rows
 from fedlens.runs import progress
 from fedlens.runs.loop import train as plainly

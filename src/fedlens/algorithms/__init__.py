@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 
-from fedlens import names
 from fedlens.algorithm import Amendment
 from fedlens.algorithms.admm import admm, ceadmm, fedadmm
 from fedlens.algorithms.bucketing import bucketing
@@ -32,6 +31,7 @@ from fedlens.algorithms.quantize import quantize
 from fedlens.algorithms.scaffold import scaffold
 from fedlens.algorithms.top_k import top_k
 from fedlens.algorithms.trimmed_mean import trimmed_mean
+from fedlens.config import names
 
 ALGORITHMS: Mapping[str, Callable[..., Amendment]] = names.ALGORITHMS
 

@@ -14,9 +14,8 @@ from dataclasses import replace
 from typing import Literal
 
 from fedlens.algorithm import Algorithm, at_least, check_pull, paper
-from fedlens.core import Number
-from fedlens.pieces import WHOLE_EPOCHS, ByExamples, Epochs, Sgd, WeightedSum
-from fedlens.pieces.consensus import (
+from fedlens.algorithm.pieces import WHOLE_EPOCHS, ByExamples, Epochs, Sgd, WeightedSum
+from fedlens.algorithm.pieces.consensus import (
     COLD,
     WARM,
     Consensus,
@@ -25,7 +24,8 @@ from fedlens.pieces.consensus import (
     TellStart,
     send_change,
 )
-from fedlens.slots import Solve
+from fedlens.algorithm.slots import Solve
+from fedlens.core import Number
 
 
 def consensus(

@@ -12,11 +12,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedlens import keys
 from fedlens.algorithm import Algorithm, paper
-from fedlens.core import Cohort, Memory, Tree
+from fedlens.algorithm.slots import Combine
+from fedlens.core import Cohort, Memory, Tree, keys
 from fedlens.network.layout import Layout
-from fedlens.slots import Combine
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, at_least, paper
+from fedlens.algorithm.slots import Combine
 from fedlens.algorithms.median import middle
 from fedlens.core import Cohort, Memory, Number, Tree, per_row
 from fedlens.network.layout import Layout
-from fedlens.slots import Combine
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, at_least, paper
+from fedlens.algorithm.slots import ChannelStep, Encoded
 from fedlens.core import Memory, Number, Tree, per_row
 from fedlens.network.layout import Layout
-from fedlens.slots import ChannelStep, Encoded
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, at_least, paper, up_to_one
+from fedlens.algorithm.pieces import Sgd
+from fedlens.algorithm.slots import Pace, Weigh
 from fedlens.core import Cohort, Number
-from fedlens.pieces import Sgd
-from fedlens.slots import Pace, Weigh
 
 
 @dataclass(frozen=True)

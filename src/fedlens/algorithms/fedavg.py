@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Literal
 
 from fedlens.algorithm import Algorithm, paper
-from fedlens.pieces import ByExamples
+from fedlens.algorithm.pieces import ByExamples
 
 
 @paper

@@ -7,8 +7,8 @@ gamma is `server.lr`. With beta = 0 it is FedAvg.
 from dataclasses import replace
 
 from fedlens.algorithm import Algorithm, below_one, paper
+from fedlens.algorithm.pieces import Sgd
 from fedlens.core import Number
-from fedlens.pieces import Sgd
 
 
 @paper

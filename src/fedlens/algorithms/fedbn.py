@@ -7,7 +7,7 @@ the start of clients never selected before. With no normalisation layers it is F
 from dataclasses import replace
 
 from fedlens.algorithm import Algorithm, paper
-from fedlens.pieces import OwnNorms
+from fedlens.algorithm.pieces import OwnNorms
 
 
 @paper

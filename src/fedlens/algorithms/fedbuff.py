@@ -13,9 +13,9 @@ from typing import Literal
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, at_least, paper
+from fedlens.algorithm.pieces import ByExamples, Equally
+from fedlens.algorithm.slots import Pace, Weigh
 from fedlens.core import Cohort, Number
-from fedlens.pieces import ByExamples, Equally
-from fedlens.slots import Pace, Weigh
 
 
 @dataclass(frozen=True)

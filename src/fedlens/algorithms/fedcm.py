@@ -11,10 +11,10 @@ The paper's server takes x - server_lr * D: `server.lr` here multiplies x - y, w
 from dataclasses import dataclass, replace
 
 from fedlens.algorithm import Algorithm, at_least, paper, up_to_one
+from fedlens.algorithm.pieces import Corrected, Sgd
+from fedlens.algorithm.slots import Tell
 from fedlens.core import Gathered, Local, Memory, Number, Tree, per_row, zeros_like
-from fedlens.federation import Federation
-from fedlens.pieces import Corrected, Sgd
-from fedlens.slots import Tell
+from fedlens.core.federation import Federation
 
 
 @dataclass(frozen=True)

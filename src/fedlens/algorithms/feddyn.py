@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, at_least, paper
+from fedlens.algorithm.pieces import Equally, Sgd, difference
+from fedlens.algorithm.slots import Advance, Penalty
 from fedlens.core import (
     Gathered,
     Local,
@@ -24,8 +26,6 @@ from fedlens.core import (
     zeros_at_first,
     zeros_like,
 )
-from fedlens.pieces import Equally, Sgd, difference
-from fedlens.slots import Advance, Penalty
 
 
 @dataclass(frozen=True)

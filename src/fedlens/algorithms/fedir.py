@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
+from fedlens.algorithm.slots import ExampleWeight, Tell
 from fedlens.core import Batch, Gathered, Local, Memory, Tree
-from fedlens.federation import Federation
-from fedlens.slots import ExampleWeight, Tell
+from fedlens.core.federation import Federation
 
 
 @dataclass(frozen=True)

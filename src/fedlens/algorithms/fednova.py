@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, below_one, paper
+from fedlens.algorithm.slots import LocalStep, Weigh
 from fedlens.core import Cohort, Number, is_on
-from fedlens.slots import LocalStep, Weigh
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, at_least, paper
+from fedlens.algorithm.slots import Combine
 from fedlens.algorithms.lastfc import by_class, last_layer
 from fedlens.core import Cohort, Number, Tree
 from fedlens.network.layout import Layout
-from fedlens.slots import Combine
 
 TOLERANCE = 1e-6  # relative: else float noise drops clients that all have the same variance
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, at_least, below_one, paper, up_to_one
+from fedlens.algorithm.pieces import Sgd
+from fedlens.algorithm.slots import Advance
 from fedlens.core import Gathered, Memory, Number, Tree, per_row, zeros_like
-from fedlens.pieces import Sgd
-from fedlens.slots import Advance
 
 
 @dataclass(frozen=True)

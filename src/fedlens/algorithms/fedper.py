@@ -8,7 +8,7 @@ things. A client is measured by the server's layers with its own head.
 from dataclasses import replace
 
 from fedlens.algorithm import Algorithm, paper
-from fedlens.pieces import OwnHead
+from fedlens.algorithm.pieces import OwnHead
 
 
 @paper

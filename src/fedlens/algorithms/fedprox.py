@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, at_least, check_pull, paper
+from fedlens.algorithm.pieces import WHOLE_EPOCHS, BySize, Epochs, Equally, Probed, difference
+from fedlens.algorithm.slots import Penalty
 from fedlens.core import Local, Number, Tree, Upload, squared_distance
-from fedlens.pieces import WHOLE_EPOCHS, BySize, Epochs, Equally, Probed, difference
-from fedlens.slots import Penalty
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Literal
 
 from fedlens.algorithm import Algorithm, paper
-from fedlens.pieces import ByExamples, BySize, Epochs, Equally, Virtual
+from fedlens.algorithm.pieces import ByExamples, BySize, Epochs, Equally, Virtual
 
 
 @paper

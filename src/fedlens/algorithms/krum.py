@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
+from fedlens.algorithm.slots import Combine
 from fedlens.algorithms.median import middle
 from fedlens.core import Cohort, Tree
 from fedlens.network.layout import Layout
-from fedlens.slots import Combine
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ With λ = 1 / |S| and clients of equal size it is FedAvg.
 from dataclasses import replace
 
 from fedlens.algorithm import Algorithm, at_least, paper
+from fedlens.algorithm.pieces import Constant
 from fedlens.core import Number
-from fedlens.pieces import Constant
 
 
 @paper

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
+from fedlens.algorithm.pieces import WeightedSum
+from fedlens.algorithm.slots import Combine
 from fedlens.core import Cohort, Tree
 from fedlens.network.layout import Layout
-from fedlens.pieces import WeightedSum
-from fedlens.slots import Combine
 
 
 def last_layer(layout: Layout, named: str | None) -> str:

@@ -16,11 +16,11 @@ from typing import Literal
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, at_least, paper, same
+from fedlens.algorithm.pieces import WHOLE_EPOCHS, ByExamples, Epochs, GradientDescent, Sgd
+from fedlens.algorithm.pieces.consensus import Consensus, change
+from fedlens.algorithm.slots import Solve, Wraps
 from fedlens.algorithms.admm import consensus
 from fedlens.core import Local, Memory, Number, Tree, Upload, is_on, per_row, tree_map
-from fedlens.pieces import WHOLE_EPOCHS, ByExamples, Epochs, GradientDescent, Sgd
-from fedlens.pieces.consensus import Consensus, change
-from fedlens.slots import Solve, Wraps
 
 
 @dataclass(frozen=True)

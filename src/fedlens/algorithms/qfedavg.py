@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedlens.algorithm import Algorithm, at_least, paper
-from fedlens.core import Gathered, Local, Memory, Number, Tree, Upload, per_row
-from fedlens.pieces import (
+from fedlens.algorithm.pieces import (
     WHOLE_EPOCHS,
     Constant,
     Epochs,
@@ -22,7 +21,8 @@ from fedlens.pieces import (
     difference,
     is_sgd,
 )
-from fedlens.slots import Advance
+from fedlens.algorithm.slots import Advance
+from fedlens.core import Gathered, Local, Memory, Number, Tree, Upload, per_row
 
 
 @dataclass(frozen=True)

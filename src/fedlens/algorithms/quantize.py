@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedlens import keys
 from fedlens.algorithm import Algorithm, paper
-from fedlens.core import Memory, Tree
+from fedlens.algorithm.slots import ChannelStep, Encoded
+from fedlens.core import Memory, Tree, keys
 from fedlens.network.layout import Layout
-from fedlens.slots import ChannelStep, Encoded
 
 BITS = range(2, 17)
 SCALE_BITS = 32

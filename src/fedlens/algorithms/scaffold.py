@@ -14,10 +14,10 @@ by up to 1 - 1 / (1 - momentum) in every round, and diverge from a momentum of 0
 from dataclasses import dataclass, replace
 
 from fedlens.algorithm import Algorithm, paper
+from fedlens.algorithm.pieces import Corrected, Equally, difference, is_sgd
+from fedlens.algorithm.slots import Tell
 from fedlens.core import Gathered, Local, Memory, Tree, Upload, per_row, zeros_at_first, zeros_like
-from fedlens.federation import Federation
-from fedlens.pieces import Corrected, Equally, difference, is_sgd
-from fedlens.slots import Tell
+from fedlens.core.federation import Federation
 
 
 @dataclass(frozen=True)

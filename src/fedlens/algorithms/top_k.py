@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
+from fedlens.algorithm.slots import ChannelStep, Encoded
 from fedlens.core import Memory, Tree
 from fedlens.network.layout import Layout
-from fedlens.slots import ChannelStep, Encoded
 
 POSITION_BITS = 32
 

@@ -10,9 +10,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
+from fedlens.algorithm.slots import Combine
 from fedlens.core import Cohort, Tree
 from fedlens.network.layout import Layout
-from fedlens.slots import Combine
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import typer
 
 from fedlens.cli import completion
 from fedlens.data.places import existing
-from fedlens.reading import argument
-from fedlens.run_files import to_json
+from fedlens.storage.reading import argument
+from fedlens.storage.run_files import to_json
 
 ExperimentFile = Annotated[Path, typer.Argument(help="An experiment file, TOML or JSON.")]
 Overrides = Annotated[

@@ -25,12 +25,12 @@ from fedlens.cli.arguments import (
 )
 from fedlens.cli.report import say_passed_over
 from fedlens.cli.stopping import Stopped
-from fedlens.explained import keys
-from fedlens.options import did_you_mean
-from fedlens.reading import printable
+from fedlens.config.explained import keys
+from fedlens.config.options import did_you_mean
+from fedlens.storage.reading import printable
 
 if TYPE_CHECKING:
-    from fedlens.experiment import Experiment
+    from fedlens.config.experiment import Experiment
 
 SEEDS = 5  # of each experiment, by default
 
@@ -70,7 +70,7 @@ def compare_command(
     as_json: Json = False,
 ) -> None:
     """Test whether one algorithm is better than another, by seed."""
-    from fedlens.experiment import Experiment
+    from fedlens.config.experiment import Experiment
     from fedlens.report.artists import artists
     from fedlens.report.compare import compare
     from fedlens.report.pairs import check_target, pair_rows
@@ -145,7 +145,7 @@ def _sections() -> set[str]:
 
 def _named(what: list[str]) -> dict[str, list[Path]]:
     """Run folders or files by name, from words `NAME=PATH`; the name is "" for a plain path."""
-    from fedlens.run_files import runs_in
+    from fedlens.storage.run_files import runs_in
 
     found: dict[str, list[Path]] = {}
     for word in what:

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 import click
 
-from fedlens.names import CHOSEN_BY_NAME, DATASETS, KINDS, RECIPES, SCHEDULES
+from fedlens.config.names import CHOSEN_BY_NAME, DATASETS, KINDS, RECIPES, SCHEDULES
 
 NOT_TO_GET = ("fashion-mnist-mini", "folder", "csv", "npz", "hugging-face")  # built in or user data
 
 
 def known_keys() -> Iterable[str]:
-    from fedlens.explained import keys
+    from fedlens.config.explained import keys
 
     return keys()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.cli.arguments import DataFolder, Json
-from fedlens.reading import keeping_torch
+from fedlens.storage.reading import keeping_torch
 from fedlens.version import __version__
 
 NEEDED = (

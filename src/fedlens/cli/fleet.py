@@ -12,7 +12,7 @@ import typer
 
 from fedlens.cli.arguments import DataFolder, ExperimentFile, Json, Overrides, Quiet, watching
 from fedlens.cli.stopping import Stopped
-from fedlens.reading import printable
+from fedlens.storage.reading import printable
 
 fleet_app = typer.Typer(no_args_is_help=True, help="A real federation: a server, and sites.")
 
@@ -75,16 +75,16 @@ def serve_command(
 ) -> None:
     """Run an experiment on the sites that join."""
     from fedlens.cli.run import finish_run
-    from fedlens.experiment import Experiment
+    from fedlens.config.experiment import Experiment
     from fedlens.fleet.flower import check_installed
     from fedlens.fleet.keys import check_server_keys, public_keys
     from fedlens.fleet.serve import serve
     from fedlens.fleet.server import Job
     from fedlens.fleet.terms import check_possible, for_fleet, say_without_effect
     from fedlens.report.artists import artists
-    from fedlens.run_files import can_go_on, identity
     from fedlens.runs import progress
     from fedlens.runs.folder import check_free
+    from fedlens.storage.run_files import can_go_on, identity
 
     check_installed()
     described = Experiment.read(experiment, overrides or [])
@@ -142,7 +142,7 @@ def join_command(
     from fedlens.fleet.flower import check_installed
     from fedlens.fleet.join import join
     from fedlens.fleet.site import CACHE
-    from fedlens.reading import argument
+    from fedlens.storage.reading import argument
 
     check_installed()
     _address(server, "--server", "10.0.0.1:9092")
@@ -173,7 +173,7 @@ def approve_command(
     """Show what a server asks of this site, and approve it, also for another run."""
     from fedlens.fleet.approvals import Approvals
     from fedlens.fleet.policy import Policy, Refused
-    from fedlens.reading import argument
+    from fedlens.storage.reading import argument
 
     if not home.is_dir():
         raise ValueError(f"{home} is not a folder: give the --home of `fedlens fleet join`")
@@ -217,7 +217,7 @@ def clean_command(
     import shutil
 
     from fedlens.fleet.site import CACHE
-    from fedlens.locks import one_writer
+    from fedlens.storage.locks import one_writer
 
     if not home.is_dir():
         raise ValueError(f"{home} is not a folder: give the --home of `fedlens fleet join`")
@@ -242,7 +242,7 @@ def try_command(
     as_json: Json = False,
 ) -> None:
     """Run a whole federation here, and compare it with the simulation."""
-    from fedlens.experiment import Experiment
+    from fedlens.config.experiment import Experiment
     from fedlens.fleet.flower import check_installed
     from fedlens.fleet.trial import of_sites, run_sites, simulated
     from fedlens.runs import progress
@@ -286,11 +286,11 @@ def app_command(
     out: Annotated[str, typer.Option(help="The run folder, on the server.")] = "runs/fleet",
 ) -> None:
     """Make a Flower app of an experiment, for `flwr run`."""
-    from fedlens.experiment import Experiment
+    from fedlens.config.experiment import Experiment
     from fedlens.fleet.flower import write_app
     from fedlens.fleet.terms import check_possible
     from fedlens.fleet.trial import of_sites
-    from fedlens.reading import argument
+    from fedlens.storage.reading import argument
 
     if folder.exists():
         raise ValueError(f"{folder} exists: choose another --to")

@@ -40,11 +40,11 @@ def import_command(
     """Inspect a folder of images, and write an experiment for it."""
     from fedlens.data.pictures import MEGAPIXELS
     from fedlens.data.survey import survey
-    from fedlens.files import write_atomically
-    from fedlens.reading import argument, printable
-    from fedlens.run_files import is_run, runs_in
     from fedlens.runs import progress
-    from fedlens.tables import to_toml
+    from fedlens.storage.files import write_atomically
+    from fedlens.storage.reading import argument, printable
+    from fedlens.storage.run_files import is_run, runs_in
+    from fedlens.storage.tables import to_toml
 
     if runs := [one for one in runs_in(folder) if is_run(one)]:
         raise ValueError(f"{folder} has runs in it, as {runs[0]}: name a folder of images")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 
 import typer
 
-from fedlens.names import KINDS
+from fedlens.config.names import KINDS
 
 Kind = Literal[
     "algorithms",
@@ -38,7 +38,7 @@ def list_command(
     if kind is None:
         print("\n".join(KINDS))
         return
-    from fedlens.explained import called, choices
+    from fedlens.config.explained import called, choices
 
     found = choices(KINDS[kind])
     width = max(map(len, found))

@@ -18,7 +18,6 @@ import click
 import typer
 import typer.core
 
-from fedlens import consent
 from fedlens.cli.arguments import FULL
 from fedlens.cli.bench import bench_command
 from fedlens.cli.compare import compare_command
@@ -37,10 +36,11 @@ from fedlens.cli.run import resume_command, run_command
 from fedlens.cli.schema import explain_command, schema_command
 from fedlens.cli.stopping import INTERRUPTED, Stopped, heed_signals, stopped
 from fedlens.cli.sweep import sweep_command
-from fedlens.options import did_you_mean
-from fedlens.own_code import mistake_of
-from fedlens.reading import printable, reason, shortened
-from fedlens.run_files import RunFailed
+from fedlens.config import consent
+from fedlens.config.options import did_you_mean
+from fedlens.config.own_code import mistake_of
+from fedlens.storage.reading import printable, reason, shortened
+from fedlens.storage.run_files import RunFailed
 from fedlens.version import __version__
 
 

@@ -16,8 +16,8 @@ def new_command(
     name: Annotated[Path, typer.Argument(metavar="NAME", help="The folder to make.")],
 ) -> None:
     """Create a project: experiment, model, algorithm, and tests."""
-    from fedlens.files import write_atomically
-    from fedlens.reading import argument
+    from fedlens.storage.files import write_atomically
+    from fedlens.storage.reading import argument
 
     if not re.fullmatch(r"[\w.-]+", name.name):
         raise ValueError(f"{name.name!r} cannot name a project: use letters, digits, _ and -")

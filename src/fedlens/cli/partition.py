@@ -22,9 +22,9 @@ def partition_command(
     as_json: Json = False,
 ) -> None:
     """Show which client holds which classes, before any training."""
-    from fedlens.experiment import Experiment
-    from fedlens.reading import printable
+    from fedlens.config.experiment import Experiment
     from fedlens.runs import progress
+    from fedlens.storage.reading import printable
 
     if out is not None and out.suffix != ".png":
         raise ValueError(f"--out {out}: the picture is a PNG file, let its name end in .png")

@@ -30,11 +30,11 @@ def predict_command(
 ) -> None:
     """Classify images with the model of a run; prints csv or JSON."""
     from fedlens.deploy.classifier import image_files, load
-    from fedlens.reading import printable
     from fedlens.report.cautions import weak_classes
     from fedlens.report.page import inert
-    from fedlens.run_files import EVALUATION, read_json
     from fedlens.runs import progress
+    from fedlens.storage.reading import printable
+    from fedlens.storage.run_files import EVALUATION, read_json
 
     classifier, paths = load(run, best=best), image_files(images)
     broken: list[str] = []
@@ -85,10 +85,10 @@ def evaluate_command(
     """Test the model of a run on other images with known classes."""
     from fedlens.deploy.classifier import load
     from fedlens.deploy.testing import tested_on, training_files
-    from fedlens.reading import printable
     from fedlens.report.numbers import NONE, format_number
     from fedlens.report.tables import table
     from fedlens.runs import progress
+    from fedlens.storage.reading import printable
 
     classifier = load(run, best=best)
     trained_on, unknown = [], ""
@@ -145,10 +145,10 @@ def export_command(
     from fedlens.deploy.card import card
     from fedlens.deploy.classifier import load
     from fedlens.deploy.export import ENDINGS, export
-    from fedlens.files import write_atomically
-    from fedlens.reading import reading
-    from fedlens.run_files import RERUN
     from fedlens.runs import progress
+    from fedlens.storage.files import write_atomically
+    from fedlens.storage.reading import reading
+    from fedlens.storage.run_files import RERUN
 
     chosen = kind or ENDINGS.get(out.suffix)
     if chosen is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedlens.cli.arguments import Quiet, terminal_columns, watching
-from fedlens.reading import printable
+from fedlens.storage.reading import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,8 +26,8 @@ def report_command(
     """Draw the results of runs: figures, and one HTML page."""
     from fedlens.report import read_all, report, rows, table
     from fedlens.report.artists import artists
-    from fedlens.run_files import runs_in
     from fedlens.runs import progress
+    from fedlens.storage.run_files import runs_in
 
     if out is not None and out.suffix == ".html":
         raise ValueError(f"--out {out}: name a folder for report.html and its figures")
@@ -41,7 +41,7 @@ def report_command(
 
 def say_passed_over(named: Iterable[Path]) -> None:
     """Print the sweep folders that lie next to runs and are not shown."""
-    from fedlens.run_files import passed_over
+    from fedlens.storage.run_files import passed_over
 
     if found := passed_over(named):
         sweeps = printable(" ".join(map(str, found)))
@@ -55,7 +55,7 @@ def watch_command(
 ) -> None:
     """Serve the page of runs while they train; Ctrl-C ends it."""
     from fedlens.report.live import serving
-    from fedlens.run_files import runs_in
+    from fedlens.storage.run_files import runs_in
 
     say_passed_over(runs)
     with serving(runs_in(runs), host, port) as address:

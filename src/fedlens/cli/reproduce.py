@@ -23,8 +23,8 @@ from fedlens.cli.arguments import (
     watching,
 )
 from fedlens.cli.stopping import Stopped
-from fedlens.reading import printable
 from fedlens.recipes import ScaleName
+from fedlens.storage.reading import printable
 
 if TYPE_CHECKING:
     from fedlens.recipes.reproduce import Reproduced, Reproduction

@@ -30,10 +30,10 @@ from fedlens.cli.arguments import (
     watching,
 )
 from fedlens.cli.stopping import Stopped
-from fedlens.reading import argument, printable, reason
+from fedlens.storage.reading import argument, printable, reason
 
 if TYPE_CHECKING:
-    from fedlens.experiment import Experiment
+    from fedlens.config.experiment import Experiment
     from fedlens.report.artists import Artists
 
 EXIT = {"finished": 0, "invalid": 1, "diverged": 3, "stopped": 4}
@@ -56,7 +56,7 @@ def run_command(
     as_json: Json = False,
 ) -> None:
     """Run one experiment."""
-    from fedlens.experiment import Experiment
+    from fedlens.config.experiment import Experiment
     from fedlens.report.artists import artists
 
     given = list(overrides or [])
@@ -87,7 +87,6 @@ def _run(
 ) -> tuple[Path, str]:
     """Run the experiment in the folder of `place`; return the folder and the status."""
     from fedlens.data import statistics
-    from fedlens.run_files import identity
     from fedlens.runs import progress
     from fedlens.runs.beforehand import say_beforehand
     from fedlens.runs.folder import check_free
@@ -96,6 +95,7 @@ def _run(
     from fedlens.runs.track import tracking
     from fedlens.runs.watching import all_of
     from fedlens.setup import build
+    from fedlens.storage.run_files import identity
 
     if isinstance(place, nullcontext):
         check_free(place.enter_result, overwrite, "choose another --out, or add --overwrite")
@@ -139,14 +139,20 @@ def resume_command(
     as_json: Json = False,
 ) -> None:
     """Continue a run that stopped, to the same result."""
-    from fedlens.names import EngineName
-    from fedlens.options import check
+    from fedlens.config.names import EngineName
+    from fedlens.config.options import check
     from fedlens.report.artists import artists
-    from fedlens.run_files import EXPERIMENT, check_run, last_saved, read_experiment, read_status
     from fedlens.runs import progress
     from fedlens.runs.run import resume
     from fedlens.runs.track import tracking
     from fedlens.runs.watching import all_of
+    from fedlens.storage.run_files import (
+        EXPERIMENT,
+        check_run,
+        last_saved,
+        read_experiment,
+        read_status,
+    )
 
     check_run(folder, [EXPERIMENT])
     tables = read_experiment(folder)
@@ -181,7 +187,9 @@ def finish_run(
     from fedlens.report import read_all, report, rows, table
     from fedlens.report.cautions import cautions
     from fedlens.report.tables import client_header, client_rows, worth
-    from fedlens.run_files import (
+    from fedlens.runs import progress
+    from fedlens.runs.active import unsound_losses
+    from fedlens.storage.run_files import (
         MANIFEST,
         SUMMARY,
         UNSOUND,
@@ -189,8 +197,6 @@ def finish_run(
         read_records,
         read_summary,
     )
-    from fedlens.runs import progress
-    from fedlens.runs.active import unsound_losses
 
     with once_written():
         (run,) = read_all([folder])
@@ -249,8 +255,8 @@ def finish_run(
 
 def _step_size(folder: Path) -> str:
     """The key of the setting that determines the size of a run's local steps."""
-    from fedlens.run_files import read_experiment
     from fedlens.runs.records import settings
+    from fedlens.storage.run_files import read_experiment
 
     chosen = settings(read_experiment(folder))
     for name in ("liadmm", "celiadmm"):
@@ -291,7 +297,7 @@ def _resume_hint(folder: Path, replaced: tuple[int, int] | None = None) -> Itera
 
     `replaced` is the identity of the earlier run folder that this run replaces.
     """
-    from fedlens.run_files import Unwritable, can_go_on
+    from fedlens.storage.run_files import Unwritable, can_go_on
 
     command = f"fedlens resume {argument(folder)}"
     try:

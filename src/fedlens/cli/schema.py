@@ -16,8 +16,8 @@ def schema_command(
     overwrite: Annotated[bool, typer.Option(help="Replace the file that is there.")] = False,
 ) -> None:
     """Write the JSON Schema of experiment files, for editors."""
-    from fedlens.files import write_atomically
-    from fedlens.schema import schema
+    from fedlens.config.schema import schema
+    from fedlens.storage.files import write_atomically
 
     text = json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
     if out is None:
@@ -39,7 +39,7 @@ def explain_command(
     ],
 ) -> None:
     """Explain a key of an experiment, or a name that it can use."""
-    from fedlens.explained import explain
+    from fedlens.config.explained import explain
 
     for line in explain(key):
         print(line)

@@ -25,8 +25,8 @@ from fedlens.cli.arguments import (
 )
 from fedlens.cli.run import EXIT
 from fedlens.cli.stopping import Stopped
-from fedlens.reading import printable
-from fedlens.run_files import UNSOUND
+from fedlens.storage.reading import printable
+from fedlens.storage.run_files import UNSOUND
 
 if TYPE_CHECKING:
     from fedlens.report.artists import Artists
@@ -60,7 +60,7 @@ def sweep_command(
     as_json: Json = False,
 ) -> None:
     """Run every combination of values. The same command continues a sweep that stopped."""
-    from fedlens.experiment import Experiment
+    from fedlens.config.experiment import Experiment
     from fedlens.report.artists import artists
     from fedlens.runs import progress
     from fedlens.runs.grid import combinations, naming, parse_axes
@@ -92,7 +92,7 @@ def sweep_command(
 
 def _seed(file: Path, overrides: list[str], axes: Mapping[str, Sequence[Any]]) -> int:
     """The seed of an experiment, which may need what a grid sets in order to be valid."""
-    from fedlens.experiment import Experiment
+    from fedlens.config.experiment import Experiment
     from fedlens.runs.grid import combinations
 
     try:

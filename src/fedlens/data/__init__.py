@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from fedlens import names
+from fedlens.config import names
 from fedlens.data.places import Source as Source
 
 if TYPE_CHECKING:
-    from fedlens.federation import Dataset
+    from fedlens.core.federation import Dataset
 
 DATASETS: Mapping[str, Callable[..., Dataset]] = names.DATASETS

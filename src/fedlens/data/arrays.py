@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedlens.federation import Examples
+from fedlens.core.federation import Examples
 
 Pixels = NDArray[np.uint8]
 Column = np.ndarray[Any, Any]

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from fedlens.core.federation import Examples
 from fedlens.data import cifar, idx
-from fedlens.federation import Examples
 
 
 @dataclass(frozen=True)

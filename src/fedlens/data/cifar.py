@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedlens.core.federation import Examples
 from fedlens.data.arrays import Column, Pixels, examples
-from fedlens.federation import Examples
-from fedlens.reading import BadFile, reading
+from fedlens.storage.reading import BadFile, reading
 
 PIXELS = 3 * 32 * 32
 

@@ -12,14 +12,14 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from fedlens.config.options import did_you_mean
+from fedlens.core.federation import Dataset
 from fedlens.data.arrays import Column
 from fedlens.data.class_names import called
 from fedlens.data.layouts import Part, part_named, refuse_strangers, with_tests
 from fedlens.data.pictures import MEGAPIXELS, TEST_SHARE, Found, Listed, OnError, dataset
 from fedlens.data.places import Source
-from fedlens.federation import Dataset
-from fedlens.options import did_you_mean
-from fedlens.reading import csv_lines, is_file, printable, shortened
+from fedlens.storage.reading import csv_lines, is_file, printable, shortened
 
 NEEDED = ("path", "label")
 KNOWN = (*NEEDED, "client", "lat", "lon", "split")

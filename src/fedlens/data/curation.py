@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from fedlens.config.names import OWN_CLIENTS
 from fedlens.data import s2
 from fedlens.data.arrays import Column, demand_labels
-from fedlens.names import OWN_CLIENTS
-from fedlens.reading import csv_lines, reading
+from fedlens.storage.reading import csv_lines, reading
 
 GEO = {"30k": 30_000, "3k": 3_000, "1k": 1_000, "100": 100}  # N_max
 INATURALIST = ("train2017.json", "train2017_locations.json", "val2017.json")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedlens.data.catalogue import Download
-from fedlens.locks import try_lock
+from fedlens.storage.locks import try_lock
 
 CHUNK = 1 << 16
 ATTEMPTS = 4  # consecutive attempts without progress

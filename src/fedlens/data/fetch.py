@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from fedlens.config.options import did_you_mean
+from fedlens.core.federation import Dataset
 from fedlens.data import mini, store
 from fedlens.data.catalogue import PUBLISHED, Form, Published
 from fedlens.data.curation import SETS
@@ -19,9 +21,7 @@ from fedlens.data.folders import tiny_imagenet, tiny_imagenet_contents
 from fedlens.data.handwriting import femnist, omniglot
 from fedlens.data.places import PLACED, Source, put_in_place, roots, to_be_placed
 from fedlens.data.published import find, not_found
-from fedlens.federation import Dataset
-from fedlens.options import did_you_mean
-from fedlens.reading import BadFile, reading
+from fedlens.storage.reading import BadFile, reading
 
 Progress = Callable[[int, int | None], None]
 """A progress callback, called with the bytes received so far and the total."""

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedlens.core.federation import Dataset
 from fedlens.data.class_names import called
 from fedlens.data.layouts import (
     ANNOTATIONS,
@@ -23,8 +24,7 @@ from fedlens.data.layouts import (
 )
 from fedlens.data.pictures import MEGAPIXELS, TEST_SHARE, Found, Listed, OnError, dataset
 from fedlens.data.places import Source, put_in_place
-from fedlens.federation import Dataset
-from fedlens.reading import demand_text, reading
+from fedlens.storage.reading import demand_text, reading
 
 Layout = Literal["class", "site/class"]
 """What the folder levels mean, the outermost first."""

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from fedlens.core.federation import Dataset, Examples
 from fedlens.data import numpy_files
 from fedlens.data.arrays import Column, demand_labels, examples, held_out, mean_and_std
 from fedlens.data.pictures import decode, refuse
 from fedlens.data.places import DRAWINGS, LEAF, Counted, Source, counting_from, put_in_place
-from fedlens.federation import Dataset, Examples
-from fedlens.reading import demand_fields, demand_text, reading
+from fedlens.storage.reading import demand_fields, demand_text, reading
 
 SIDE = 28
 CHARACTERS = tuple(digits + ascii_uppercase + ascii_lowercase)  # in LEAF's order

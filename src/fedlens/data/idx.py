@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens import memory
+from fedlens.core.federation import Examples
 from fedlens.data.arrays import examples
-from fedlens.federation import Examples
-from fedlens.reading import MOST_UNPACKED, BadFile, reading
+from fedlens.storage import free_memory as memory
+from fedlens.storage.reading import MOST_UNPACKED, BadFile, reading
 
 UNSIGNED_BYTE = 0x08
 

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from fedlens.data.class_names import called
 from fedlens.data.pictures import ENDINGS
-from fedlens.reading import demand_text
+from fedlens.storage.reading import demand_text
 
 Part = Literal["train", "validation", "test"]
 Reading = Literal["class", "site/class", "class/site"]

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlens import memory
+from fedlens.core.federation import Dataset, Examples
 from fedlens.data.arrays import Column, demand_labels, held_out, mean_and_std
 from fedlens.data.pictures import pixels_of
 from fedlens.data.places import Counted, counting_from
-from fedlens.federation import Dataset, Examples
-from fedlens.reading import reason
+from fedlens.storage import free_memory as memory
+from fedlens.storage.reading import reason
 
 GRAY = ("1", "L", "LA")  # the modes of Pillow images without colour
 

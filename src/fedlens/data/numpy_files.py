@@ -8,12 +8,12 @@ from typing import IO
 
 import numpy as np
 
-from fedlens import memory
+from fedlens.config.options import did_you_mean
+from fedlens.core.federation import Dataset, Examples
 from fedlens.data.arrays import Column, demand_labels, examples, mean_and_std
 from fedlens.data.places import Source
-from fedlens.federation import Dataset, Examples
-from fedlens.options import did_you_mean
-from fedlens.reading import reading
+from fedlens.storage import free_memory as memory
+from fedlens.storage.reading import reading
 
 ARRAY, ARCHIVE = b"\x93NUMPY", b"PK"  # first bytes of a .npy file and of a .npz file
 HEADERS = {

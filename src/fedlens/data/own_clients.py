@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from fedlens.config.names import DATASETS, OWN_CLIENTS
+from fedlens.config.options import Named
 from fedlens.data.places import Source
-from fedlens.names import DATASETS, OWN_CLIENTS
-from fedlens.options import Named
 
 NAMES_ITS_CLIENTS = ("csv", "hugging-face")  # by the option `client`
 

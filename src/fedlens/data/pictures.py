@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import numpy as np
 
-from fedlens import memory
+from fedlens.core.federation import Dataset, Examples, LeftOut
 from fedlens.data.arrays import Column, Pixels, examples, held_out, mean_and_std
 from fedlens.data.class_names import one_class_twice
 from fedlens.data.places import Counted, counting_from
-from fedlens.federation import Dataset, Examples, LeftOut
-from fedlens.reading import reason
+from fedlens.storage import free_memory as memory
+from fedlens.storage.reading import reason
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from fedlens.reading import expanded
+from fedlens.storage.reading import expanded
 
 Counted = Callable[[int, int], None]
 """A progress callback, called with the number of items done and the total."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from fedlens.core.federation import Dataset
 from fedlens.data import store
 from fedlens.data.places import Source, roots
-from fedlens.federation import Dataset
 
 
 def _prepared(name: str, source: Source, size: int) -> Dataset:

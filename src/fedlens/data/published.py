@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from fedlens.core.federation import Dataset, Examples
 from fedlens.data import idx
 from fedlens.data.catalogue import (
     CIFAR10,
@@ -21,8 +22,7 @@ from fedlens.data.catalogue import (
     Published,
 )
 from fedlens.data.places import Source, roots
-from fedlens.federation import Dataset, Examples
-from fedlens.reading import BadFile, reading
+from fedlens.storage.reading import BadFile, reading
 
 
 class Found(NamedTuple):

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlens.core.federation import MOST_DESCRIBED, Dataset, Federation, Holdings
 from fedlens.data.emd import BLOCK, emd, emd_per_client
 from fedlens.data.places import Counted
-from fedlens.federation import MOST_DESCRIBED, Dataset, Federation, Holdings
 
 FEW = 12  # classes or clients named in one line, at most
 MOST_ROWS = 40  # clients in a table, at most

@@ -21,14 +21,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from fedlens.core.federation import Dataset
 from fedlens.data import numpy_files
 from fedlens.data.arrays import Column, examples
 from fedlens.data.curation import Listing
 from fedlens.data.pictures import ENDINGS, read
-from fedlens.federation import Dataset
-from fedlens.files import remove_leftovers, replacing, write_atomically
-from fedlens.locks import one_writer
-from fedlens.reading import Fields, demand_fields, reading
+from fedlens.storage.files import remove_leftovers, replacing, write_atomically
+from fedlens.storage.locks import one_writer
+from fedlens.storage.reading import Fields, demand_fields, reading
 
 CHUNK = 256  # images after which progress is saved
 BLOCK = 2**24  # bytes

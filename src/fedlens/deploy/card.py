@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.deploy.testing import copies_in_test
-from fedlens.reading import printable
+from fedlens.evaluation.intervals import wilson
+from fedlens.evaluation.measures import measure_name
 from fedlens.report.cautions import cautions
 from fedlens.report.numbers import NONE, format_number
 from fedlens.report.tables import client_header, client_rows
-from fedlens.runs.intervals import wilson
-from fedlens.runs.measures import measure_name
 from fedlens.runs.records import PART_NAMES, Run, read, settings
 from fedlens.runs.stopping import CHOSEN_BY
+from fedlens.storage.reading import printable
 
 FEW = 100  # test images; with fewer, the card has a warning
 

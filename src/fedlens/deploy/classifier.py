@@ -13,12 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedlens.config.experiment import Experiment
 from fedlens.data.layouts import images as images_below
 from fedlens.data.pictures import MEGAPIXELS, read
-from fedlens.experiment import Experiment
 from fedlens.models.weights import not_finite
-from fedlens.reading import reading
-from fedlens.run_files import (
+from fedlens.runs.folder import RunFolder
+from fedlens.setup.network import untrained
+from fedlens.storage.reading import reading
+from fedlens.storage.run_files import (
     BEST,
     EXPERIMENT,
     MANIFEST,
@@ -28,9 +30,7 @@ from fedlens.run_files import (
     read_manifest,
     unfinished,
 )
-from fedlens.runs.folder import RunFolder
-from fedlens.setup.network import untrained
-from fedlens.tables import read_tables
+from fedlens.storage.tables import read_tables
 
 BATCH = 64  # images that are classified at a time
 

@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedlens.config.own_code import place_of_error
 from fedlens.data import Source
 from fedlens.data.mini import fashion_mnist_mini
 from fedlens.deploy.classifier import Classifier
-from fedlens.files import write_atomically
-from fedlens.own_code import place_of_error
-from fedlens.reading import reason
+from fedlens.storage.files import write_atomically
+from fedlens.storage.reading import reason
 
 Format = Literal["onnx", "torchscript", "safetensors"]
 ENDINGS: dict[str, Format] = {

@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlens.config.options import Named, did_you_mean
 from fedlens.data.csv_files import listed_in
 from fedlens.data.folders import class_layout, laid_out
 from fedlens.data.pictures import TEST_SHARE, Found, Listed, Undecodable, refuse
 from fedlens.deploy.classifier import BATCH, Classifier
-from fedlens.options import Named, did_you_mean
-from fedlens.reading import expanded
-from fedlens.run_files import read_experiment
-from fedlens.runs.intervals import wilson
+from fedlens.evaluation.intervals import wilson
+from fedlens.evaluation.metrics import Tally, metrics
 from fedlens.runs.manifest import demand_there
-from fedlens.runs.metrics import Tally, metrics
+from fedlens.storage.reading import expanded
+from fedlens.storage.run_files import read_experiment
 
 
 def tested_on(

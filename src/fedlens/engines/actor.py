@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlens.client import ClientProgram
+from fedlens.core.federation import Examples
+from fedlens.core.trees import map_tensors
 from fedlens.engines.driver import Driver
 from fedlens.engines.messages import Message, pack, unpack
 from fedlens.engines.trainer import Trainer
-from fedlens.federation import Examples
 from fedlens.network.network import Network
-from fedlens.trees import map_tensors
-from fedlens.work import Shared, exact_model
+from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.work import Shared, exact_model
 
 
 class OnDisk(NamedTuple):

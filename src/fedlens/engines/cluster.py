@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedlens.engines.gpus import all_have_bf16, gpu_names, has_bf16
-from fedlens.process_state import is_alive
+from fedlens.storage.process_state import is_alive
 
 NEEDED = 'engine "ray" needs Ray: pip install "fedlens[ray]", or choose engine = "processes"'
 ADDRESS = "RAY_ADDRESS"  # environment variable with the address of a cluster

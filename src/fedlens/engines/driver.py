@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fedlens.own_code import is_own
+from fedlens.config.own_code import is_own
 from fedlens.version import __version__
 
 

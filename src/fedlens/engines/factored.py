@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm
-from fedlens.client import ClientProgram
+from fedlens.algorithm.pieces.upload import difference
+from fedlens.algorithm.slots import Combine, LocalStep
 from fedlens.core import (
     Cohort,
     FactoredWeights,
@@ -37,15 +38,14 @@ from fedlens.core import (
     Tree,
     Upload,
 )
+from fedlens.core.trees import map_tensors
 from fedlens.engines.recording import BLOCK, LONG
 from fedlens.network.factors import Factors
 from fedlens.network.layout import Layout
 from fedlens.network.network import Network
 from fedlens.network.stacked.products import drifted, faded, wide_product
-from fedlens.pieces.upload import difference
-from fedlens.slots import Combine, LocalStep
-from fedlens.trees import map_tensors
-from fedlens.work import ClientInputs, Shared, Work
+from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.work import ClientInputs, Shared, Work
 
 WORTH_IT = 2  # how many times larger than the matrix factors may be: copies of it cost more
 LARGE = 10**8  # weights of an experiment's clients with which a step takes as long as its launch

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from fedlens.trees import copy_all, map_tensors, stack, tensors_in, unstack, with_tensors
+from fedlens.core.trees import copy_all, map_tensors, stack, tensors_in, unstack, with_tensors
 
 T = TypeVar("T")
 

@@ -23,18 +23,18 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from fedlens.client import ClientProgram
 from fedlens.core import Tree
-from fedlens.engines.engine import Engine
+from fedlens.core.federation import Examples
 from fedlens.engines.gpus import check_unused, fork, forked, gpu_names
 from fedlens.engines.shared_memory import SharedBuffer, Written
 from fedlens.engines.trainer import Result, Task, Trained, Trainer
 from fedlens.engines.worker_engine import WorkerEngine
 from fedlens.engines.workers import TRIES, Sizes, Workers
-from fedlens.federation import Examples
 from fedlens.network.network import Network
-from fedlens.process_state import is_stopped
-from fedlens.work import Shared, Work
+from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.engine import Engine
+from fedlens.rounds.work import Shared, Work
+from fedlens.storage.process_state import is_stopped
 
 BUFFERED = 2**15  # bytes that a pipe buffers if the worker reads nothing
 LOOK_SECONDS = 1.0  # between two checks of workers that do not answer

@@ -13,20 +13,20 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedlens.client import ClientProgram
 from fedlens.core import Tree
+from fedlens.core.federation import Examples
+from fedlens.core.trees import map_tensors
 from fedlens.engines.actor import Actor, ActorInit, OnDisk
 from fedlens.engines.actor_group import ActorGroup, RemoteWorker, lost_errors
 from fedlens.engines.cluster import connect, gpus
-from fedlens.engines.engine import Engine
 from fedlens.engines.messages import arrays_of, pack, unpack
 from fedlens.engines.trainer import Result, Task
 from fedlens.engines.worker_engine import WorkerEngine
 from fedlens.engines.workers import TRIES, Sizes, Workers
-from fedlens.federation import Examples
 from fedlens.network.network import Network
-from fedlens.trees import map_tensors
-from fedlens.work import Shared, Work, exact_model
+from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.engine import Engine
+from fedlens.rounds.work import Shared, Work, exact_model
 
 SHORT_SECONDS = 0.015  # see `Workers.short_seconds`: Ray takes about a millisecond for a task
 

@@ -8,46 +8,28 @@ one run without it, so a round of more than LONG steps is recorded in blocks of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm
-from fedlens.client import ClientProgram
 from fedlens.core import Cuts, Local
-from fedlens.federation import Examples
+from fedlens.core.federation import Examples
+from fedlens.core.trees import copies, copy_tensors, tensors_in
 from fedlens.network.model import Model
 from fedlens.network.ops import compile_ahead
-from fedlens.steps import StepInput, TakeSteps
-from fedlens.trees import copies, copy_tensors, tensors_in
-from fedlens.work import ClientInputs, PackedInputs, Part, Shared, Work
+from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.engine import Recorder
+from fedlens.rounds.steps import StepInput, TakeSteps
+from fedlens.rounds.work import ClientInputs, PackedInputs, Part, Shared, Work
 
 T = TypeVar("T")
 
 LONG = 128  # the most steps of a round that is recorded as a whole
 BLOCK = 32  # steps that are recorded together in a longer round
-
-
-class Recorder(Protocol):
-    """Speeds up calls that recur with the same shapes.
-
-    Returns the result of `function(*inputs)`, or None if this shape did not occur often enough. The
-    next call with the same key may overwrite the result. `function` may read only its inputs, and
-    tensors that stay at the same address for as long as the key is used.
-    """
-
-    def __call__(self, key: object, function: Callable[..., T], *inputs: Any) -> T | None: ...
-
-    def place(self, value: T) -> T:
-        """Copy `value` to memory that is always the same; the next call of `place` overwrites it.
-
-        Recordings read and write tensors there in place, without copies before or after a replay.
-        """
-        ...
 
 
 def run_program(

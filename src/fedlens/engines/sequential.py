@@ -10,14 +10,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedlens.client import ClientProgram
-from fedlens.engines.engine import Engine
+from fedlens.core.federation import Examples
 from fedlens.engines.recording import run_program
-from fedlens.federation import Examples
 from fedlens.network.model import Model
 from fedlens.network.network import Network
-from fedlens.steps import TakeSteps
-from fedlens.work import Part, Shared, Work
+from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.engine import Engine
+from fedlens.rounds.steps import TakeSteps
+from fedlens.rounds.work import Part, Shared, Work
 
 
 def sequential(network: Network, examples: Examples, *_: object) -> Engine:

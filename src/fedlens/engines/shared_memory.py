@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlens.trees import map_tensors, tensors_in
+from fedlens.core.trees import map_tensors, tensors_in
 
 
 class Place(NamedTuple):

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fedlens.client import ClientProgram
 from fedlens.core import Tree
-from fedlens.engines.engine import Engine, Which
+from fedlens.core.federation import Examples
+from fedlens.core.trees import stack
 from fedlens.engines.factored import FactoredForm, factorable, faster_one_by_one
 from fedlens.engines.graphs import Captures, CudaGraph, wait_for_aside
-from fedlens.engines.recording import Recorder, run_program, warm_up
-from fedlens.federation import Examples
+from fedlens.engines.recording import run_program, warm_up
 from fedlens.network.network import Network
 from fedlens.network.ops import compile_ahead
-from fedlens.trees import stack
-from fedlens.work import Part, Shared, Work
+from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.engine import Engine, Recorder, Which
+from fedlens.rounds.work import Part, Shared, Work
 
 AT_ONCE = 64  # clients side by side, until the memory of one client is measured
 SHARE = 0.5  # of a GPU's memory that a block of clients may use

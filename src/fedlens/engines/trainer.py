@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlens.client import ClientProgram
+from fedlens.config.own_code import mistake_of
 from fedlens.core import Memory, Tree, tree_map
-from fedlens.engines.engine import Which
+from fedlens.core.federation import Examples
+from fedlens.core.trees import copies, map_tensors, moved, stack, unstack
 from fedlens.engines.sequential import Sequential
 from fedlens.engines.stacked import Stacked
-from fedlens.federation import Examples
 from fedlens.network.network import Network
-from fedlens.own_code import mistake_of
-from fedlens.trees import copies, map_tensors, moved, stack, unstack
-from fedlens.uploads import Uploads
-from fedlens.work import Part, Shared, Work
+from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.engine import Which
+from fedlens.rounds.uploads import Uploads
+from fedlens.rounds.work import Part, Shared, Work
 
 HEAP = 2**28  # bytes of heap that are requested in large pages
 

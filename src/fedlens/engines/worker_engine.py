@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedlens.client import ClientProgram
 from fedlens.core import Tree
-from fedlens.engines.engine import Engine, Which
+from fedlens.core.federation import Examples
 from fedlens.engines.workers import Workers
-from fedlens.federation import Examples
 from fedlens.network.network import Network
-from fedlens.work import Part, Shared, Work
+from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.engine import Engine, Which
+from fedlens.rounds.work import Part, Shared, Work
 
 T = TypeVar("T")
 

@@ -15,14 +15,14 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
-from fedlens.client import ClientProgram
 from fedlens.core import Tree
+from fedlens.core.trees import stack
 from fedlens.engines.costs import Costs
-from fedlens.engines.engine import Which
 from fedlens.engines.shared_memory import num_bytes
 from fedlens.engines.trainer import Predicting, Result, Task, Training
-from fedlens.trees import stack
-from fedlens.work import Shared, Work
+from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.engine import Which
+from fedlens.rounds.work import Shared, Work
 
 TRIES = 3  # attempts at a task whose worker is lost
 UPLOADS = 512 * 2**20  # bytes of uploads that may wait to be added up

@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from fedlens.files import write_atomically
+from fedlens.config.options import check
 from fedlens.fleet.policy import Refused
 from fedlens.fleet.terms import Terms
-from fedlens.locks import one_writer
-from fedlens.options import check
+from fedlens.storage.files import write_atomically
+from fedlens.storage.locks import one_writer
 
 logger = logging.getLogger(__name__)
 

@@ -18,12 +18,12 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedlens.core import Tree
-from fedlens.files import write_atomically
 from fedlens.fleet.engine import Arrived
 from fedlens.fleet.flower import end_with
 from fedlens.fleet.server import Job, run_job
 from fedlens.fleet.site import Site
 from fedlens.fleet.wire import from_wire, to_wire
+from fedlens.storage.files import write_atomically
 
 TYPES = {"sizes": "query.sizes", "train": "train.train", "test": "evaluate.test"}
 FAILED = {  # by Flower's error code; any other code means `raised`

@@ -14,16 +14,16 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedlens.client import ClientProgram
 from fedlens.core import Memory, Tree
+from fedlens.core.federation import Examples
 from fedlens.engines import Sequential
-from fedlens.engines.engine import Engine, Unreported
-from fedlens.federation import Examples
 from fedlens.fleet import Notify, payload
 from fedlens.network.network import Network
-from fedlens.reporting.reports import Reporting
-from fedlens.uploads import norm_of
-from fedlens.work import Part, Shared, Work
+from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.engine import Engine, Unreported
+from fedlens.rounds.reports import Reporting
+from fedlens.rounds.uploads import norm_of
+from fedlens.rounds.work import Part, Shared, Work
 
 DEADLINE = 3600.0  # seconds, if the experiment sets none
 AWAY = 90.0  # seconds to wait for an offline site: Flower refuses a site for 60 after it died

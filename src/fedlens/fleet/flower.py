@@ -20,9 +20,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fedlens.files import write_atomically
 from fedlens.fleet.keys import CA, NODE_KEY, SERVER, SERVER_KEY
-from fedlens.process_state import is_alive
+from fedlens.storage.files import write_atomically
+from fedlens.storage.process_state import is_alive
 
 END_SECONDS = 8.0  # time for a process to end after SIGTERM, before SIGKILL
 FLOWER = "1.41"

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import torch
 
-from fedlens.files import write_atomically
 from fedlens.fleet import Notify
 from fedlens.fleet.flower import end, start_supernode
 from fedlens.fleet.keys import CA, NODE_KEY, check_name
 from fedlens.fleet.policy import DEFAULT, FILE, Policy
 from fedlens.fleet.site import LOG
 from fedlens.fleet.site_data import check_data
-from fedlens.locks import one_writer
-from fedlens.reading import argument
+from fedlens.storage.files import write_atomically
+from fedlens.storage.locks import one_writer
+from fedlens.storage.reading import argument
 
 PATIENCE = 100.0  # seconds, at least: Flower refuses a node for 60 after it died, as if connected
 PAUSE = 5.0

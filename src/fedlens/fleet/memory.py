@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 
 from fedlens.core import Memory
-from fedlens.files import write_atomically
+from fedlens.core.trees import in_order
 from fedlens.fleet.payload import flat, nested
 from fedlens.fleet.policy import Refused
 from fedlens.runs.checkpoint import from_bytes, to_bytes
-from fedlens.trees import in_order
+from fedlens.storage.files import write_atomically
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from fedlens.client import ClientProgram
 from fedlens.core import Cohort, Facts, Memory, Plan, Tree
+from fedlens.core.trees import bytes_of, map_tensors
 from fedlens.engines import Sequential
-from fedlens.trees import bytes_of, map_tensors
-from fedlens.uploads import norm_of
-from fedlens.work import Part, Shared, Work, exact_model
+from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.uploads import norm_of
+from fedlens.rounds.work import Part, Shared, Work, exact_model
 
 PARTS = ("update", "counters", "extra", "scalars", "channel_scalars")
 """The fields of a client's `Part` that it sends."""

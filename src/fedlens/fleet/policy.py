@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedlens.config.options import check
 from fedlens.fleet.terms import Terms
-from fedlens.options import check
-from fedlens.tables import read_tables
+from fedlens.storage.tables import read_tables
 
 FILE = "policy.toml"
 DEFAULT = """\

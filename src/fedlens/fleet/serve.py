@@ -12,17 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedlens.experiment import Experiment
-from fedlens.files import write_atomically
+from fedlens.config.experiment import Experiment
 from fedlens.fleet import Notify
 from fedlens.fleet.flower import SuperLink, write_app
 from fedlens.fleet.gate import Gate
 from fedlens.fleet.keys import check_server_keys, public_keys
 from fedlens.fleet.server import Job
-from fedlens.locks import one_writer
-from fedlens.process_state import is_alive
-from fedlens.run_files import ROUNDS, can_go_on, identity, read_records
 from fedlens.runs.watching import Watch
+from fedlens.storage.files import write_atomically
+from fedlens.storage.locks import one_writer
+from fedlens.storage.process_state import is_alive
+from fedlens.storage.run_files import ROUNDS, can_go_on, identity, read_records
 
 LOOK = 0.2  # seconds between two checks of a run's progress
 

@@ -11,16 +11,13 @@ from typing import Any
 
 import torch
 
-from fedlens.client import ClientProgram
-from fedlens.experiment import Experiment
-from fedlens.federation import Dataset, Examples, Federation, Fixed, Holdings, offsets_of
-from fedlens.files import write_atomically
+from fedlens.config.experiment import Experiment
+from fedlens.core.federation import Dataset, Examples, Federation, Fixed, Holdings, offsets_of
 from fedlens.fleet import Notify
 from fedlens.fleet.engine import Fleet, Sites
 from fedlens.fleet.terms import Terms, for_fleet
-from fedlens.reading import printable, shortened
-from fedlens.reporting.reports import Reporting
-from fedlens.run_files import EXPERIMENT
+from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.reports import Reporting
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.loop import run_to_end
 from fedlens.runs.records import settings
@@ -31,6 +28,9 @@ from fedlens.setup.algorithm import check_schedules, make_algorithm
 from fedlens.setup.data import ClientTests, load_dataset
 from fedlens.setup.devices import own_threads
 from fedlens.setup.network import make_network
+from fedlens.storage.files import write_atomically
+from fedlens.storage.reading import printable, shortened
+from fedlens.storage.run_files import EXPERIMENT
 
 SITES = "sites.json"  # in the run folder: what the sites hold, as they reported it
 MOST_EXAMPLES = 10_000_000  # of a site: the server needs some tens of bytes for each

@@ -17,12 +17,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedlens import keys
-from fedlens.client import ClientProgram
-from fedlens.core import Facts, Tree
+from fedlens.config.experiment import Experiment
+from fedlens.core import Facts, Tree, keys
+from fedlens.core.federation import Examples, Holdings
+from fedlens.core.trees import map_tensors, moved
 from fedlens.engines import Sequential, Stacked
-from fedlens.experiment import Experiment
-from fedlens.federation import Examples, Holdings
 from fedlens.fleet import payload
 from fedlens.fleet.approvals import Approvals, Kind
 from fedlens.fleet.memory import SiteMemory
@@ -30,14 +29,14 @@ from fedlens.fleet.policy import Policy, Refused
 from fedlens.fleet.site_data import identity, site_examples
 from fedlens.fleet.terms import Terms
 from fedlens.network.network import Network
-from fedlens.reading import shortened
-from fedlens.reporting.cohorts import DRAW
+from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.cohorts import DRAW
 from fedlens.runs.settings import torch_settings
 from fedlens.setup.algorithm import make_algorithm
 from fedlens.setup.data import held_out
 from fedlens.setup.devices import own_threads
 from fedlens.setup.network import make_network
-from fedlens.trees import map_tensors, moved
+from fedlens.storage.reading import shortened
 
 CACHE = "cache"  # in its folder: decoded images
 OWN_MISTAKE = "something is wrong with its own files: its log says what"

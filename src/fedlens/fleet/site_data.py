@@ -13,15 +13,15 @@ from zipfile import ZipFile, is_zipfile
 import numpy as np
 import torch
 
+from fedlens.config.options import did_you_mean
+from fedlens.core.federation import Examples
 from fedlens.data import numpy_files
 from fedlens.data.arrays import Column, Pixels
 from fedlens.data.class_names import called
 from fedlens.data.folders import listed_by_class
 from fedlens.data.layouts import images
 from fedlens.data.pictures import decode, refuse
-from fedlens.federation import Examples
 from fedlens.fleet.terms import Terms
-from fedlens.options import did_you_mean
 
 IMAGES, LABELS = "images.npy", "labels.npy"
 

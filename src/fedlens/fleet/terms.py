@@ -14,16 +14,16 @@ from typing import Any
 import torch
 
 from fedlens.algorithm import Algorithm
+from fedlens.config.experiment import NUM_CLIENTS, Clients, Evaluate, Experiment, Named, as_plain
+from fedlens.config.options import check, refuse_unknown, types_of
+from fedlens.config.sections import demand
+from fedlens.core.federation import Dataset, Examples
 from fedlens.data.partitions import natural_column
-from fedlens.experiment import NUM_CLIENTS, Clients, Evaluate, Experiment, Named, as_plain
-from fedlens.federation import Dataset, Examples
-from fedlens.options import check, refuse_unknown, types_of
-from fedlens.reading import printable, shortened
 from fedlens.runs.beforehand import epochs_without_effect
-from fedlens.sections import demand
 from fedlens.setup.algorithm import make_algorithm
 from fedlens.setup.network import normalisation
-from fedlens.tables import LONGEST, parse_tables, to_value
+from fedlens.storage.reading import printable, shortened
+from fedlens.storage.tables import LONGEST, parse_tables, to_value
 from fedlens.version import __version__
 
 logger = logging.getLogger(__name__)

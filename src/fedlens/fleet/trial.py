@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedlens.experiment import Experiment
-from fedlens.files import write_atomically
+from fedlens.config.experiment import Experiment
+from fedlens.core.trees import bytes_of
 from fedlens.fleet import Notify
 from fedlens.fleet.flower import end, free_port, start_supernode
 from fedlens.fleet.keys import CA, make_server_keys, make_site_key
@@ -28,7 +28,7 @@ from fedlens.runs.run import run
 from fedlens.runs.watching import Watch
 from fedlens.setup import partition
 from fedlens.setup.data import load_dataset
-from fedlens.trees import bytes_of
+from fedlens.storage.files import write_atomically
 
 
 def of_sites(experiment: Experiment, sites: int | None) -> Experiment:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from fedlens import names
+from fedlens.config import names
 
 if TYPE_CHECKING:
     from torch import nn

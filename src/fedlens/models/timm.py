@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from fedlens.options import did_you_mean
-from fedlens.reading import keeping_torch, reason
+from fedlens.config.options import did_you_mean
+from fedlens.storage.reading import keeping_torch, reason
 
 
 @cache  # one function for each name: its options are read once

@@ -20,12 +20,12 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor, nn
 
-from fedlens import memory
 from fedlens.core import Tree
 from fedlens.data.places import cache
-from fedlens.files import replacing
-from fedlens.reading import expanded, is_address, is_file, reading
-from fedlens.run_files import MANIFEST, MODEL, unfinished
+from fedlens.storage import free_memory as memory
+from fedlens.storage.files import replacing
+from fedlens.storage.reading import expanded, is_address, is_file, reading
+from fedlens.storage.run_files import MANIFEST, MODEL, unfinished
 
 TIMEOUT = 30.0  # seconds without data
 SLOWEST = 1000  # bytes a second over this time, else the download is stopped

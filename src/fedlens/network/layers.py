@@ -21,7 +21,7 @@ from torch._C._functorch import is_batchedtensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedlens import keys
+from fedlens.core import keys
 
 DROPOUT = keys.purpose("dropout")
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)

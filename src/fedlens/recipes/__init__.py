@@ -7,8 +7,8 @@ show both (`recipe.py`); `reproduce.py` runs it.
 import re
 from typing import Literal
 
-from fedlens.names import RECIPES as RECIPES
-from fedlens.options import did_you_mean
+from fedlens.config.names import RECIPES as RECIPES
+from fedlens.config.options import did_you_mean
 
 ScaleName = Literal["smoke", "small", "paper"]
 

@@ -18,9 +18,9 @@ from itertools import pairwise, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedlens.config.experiment import Experiment
 from fedlens.data.places import Counted
 from fedlens.engines import Ray
-from fedlens.experiment import Experiment
 from fedlens.recipes.pace import STEPS, Cost, Work, cost, side_by_side, work_of
 from fedlens.recipes.remembered import Remembered
 from fedlens.runs.points import Point, into_stacks

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedlens.augment import Augment
-from fedlens.experiment import Experiment, Named
-from fedlens.names import MODELS
+from fedlens.config.experiment import Experiment, Named
+from fedlens.config.names import MODELS
+from fedlens.data.augment import Augment
 from fedlens.recipes.recipe import Results
 from fedlens.report.blocks import Table
 from fedlens.report.numbers import NONE

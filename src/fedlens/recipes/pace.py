@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from fedlens.config.experiment import Experiment
+from fedlens.core.federation import Examples
 from fedlens.engines import Processes, Stacked
-from fedlens.experiment import Experiment
-from fedlens.federation import Examples
 from fedlens.rounds import begin
 from fedlens.runs.active import ActiveRun
 from fedlens.runs.loop import run_to_end

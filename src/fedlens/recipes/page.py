@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from fedlens.experiment import Experiment
+from fedlens.config.experiment import Experiment
 from fedlens.recipes.recipe import Measured, Recipe, Results
 from fedlens.report.blocks import (
     Bars,

@@ -10,12 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, get_args
 
+from fedlens.config.experiment import Experiment
+from fedlens.config.options import did_you_mean
 from fedlens.data import DATASETS, Source
 from fedlens.data.places import roots
-from fedlens.experiment import Experiment
-from fedlens.options import did_you_mean
 from fedlens.recipes import ScaleName
-from fedlens.tables import apply_override
+from fedlens.storage.tables import apply_override
 
 if TYPE_CHECKING:
     from fedlens.report.blocks import Block

@@ -9,10 +9,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedlens.files import write_atomically
 from fedlens.recipes.pace import Cost, Pace, Rounds, Work
 from fedlens.runs.manifest import machine
 from fedlens.setup import Setup
+from fedlens.storage.files import write_atomically
 
 SECONDS = 24 * 3600.0  # after that, the load of the machine may differ
 

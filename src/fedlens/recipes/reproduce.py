@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlens.experiment import Experiment
-from fedlens.locks import FolderLock
+from fedlens.config.experiment import Experiment
 from fedlens.recipes import RECIPES, ScaleName, check_known, slug
 from fedlens.recipes.experiments import experiments
 from fedlens.recipes.page import led_by_a_figure, opening
@@ -18,10 +17,11 @@ from fedlens.recipes.recipe import FROM_CELL, Recipe, Results, Scale, with_setti
 from fedlens.recipes.together import Cells, Together
 from fedlens.report.artists import Artists, Drawing
 from fedlens.report.page import render_page
-from fedlens.run_files import MODEL, OVER, is_run, read_status
 from fedlens.runs.equal import is_run_of
 from fedlens.runs.records import read
 from fedlens.runs.watching import Watch
+from fedlens.storage.locks import FolderLock
+from fedlens.storage.run_files import MODEL, OVER, is_run, read_status
 
 if TYPE_CHECKING:
     from fedlens.report.blocks import Block

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from fedlens.core.federation import Dataset
 from fedlens.data import DATASETS, Source
-from fedlens.federation import Dataset
 from fedlens.recipes.page import beside
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Image, Samples

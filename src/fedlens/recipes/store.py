@@ -26,11 +26,12 @@ from itertools import accumulate, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlens.files import write_atomically
-from fedlens.locks import one_writer
-from fedlens.memory import in_words
-from fedlens.reading import BadFile, Fields, demand_fields, reading
-from fedlens.run_files import (
+from fedlens.runs.records import Run, is_number, spent
+from fedlens.storage.files import write_atomically
+from fedlens.storage.free_memory import in_words
+from fedlens.storage.locks import one_writer
+from fedlens.storage.reading import BadFile, Fields, demand_fields, reading
+from fedlens.storage.run_files import (
     EVALUATION,
     EXPERIMENT,
     MANIFEST,
@@ -41,8 +42,7 @@ from fedlens.run_files import (
     read_json,
     to_json,
 )
-from fedlens.runs.records import Run, is_number, spent
-from fedlens.tables import parse_tables
+from fedlens.storage.tables import parse_tables
 
 if TYPE_CHECKING:
     from fedlens.recipes.recipe import Recipe

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from fedlens.reading import demand_fields, is_file, reading
+from fedlens.evaluation.measures import SHARES
 from fedlens.recipes import RECIPES, ScaleName, check_known, slug
 from fedlens.recipes.page import changed
 from fedlens.recipes.recipe import Recipe, Recorded, Results, Scale, with_settings
@@ -24,11 +24,11 @@ from fedlens.recipes.store import (
     runs_of,
 )
 from fedlens.report.artists import Artists
-from fedlens.run_files import EXPERIMENT, MANIFEST, OVER
 from fedlens.runs.equal import as_today
-from fedlens.runs.measures import SHARES
 from fedlens.runs.records import Run, read, settings
-from fedlens.tables import to_toml
+from fedlens.storage.reading import demand_fields, is_file, reading
+from fedlens.storage.run_files import EXPERIMENT, MANIFEST, OVER
+from fedlens.storage.tables import to_toml
 
 MADE_WITH = ("dataset", "model", "rounds")
 Cells = Mapping[str, Sequence[Run]]

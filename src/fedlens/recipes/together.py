@@ -11,9 +11,15 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
-from fedlens.experiment import Experiment
-from fedlens.locks import LOCK, one_writer, remove_dead_lock
-from fedlens.run_files import (
+from fedlens.config.experiment import Experiment
+from fedlens.runs.equal import text_of
+from fedlens.runs.folder import new_folder
+from fedlens.runs.progress import decoding
+from fedlens.runs.summary import Record
+from fedlens.runs.sweep import prepare
+from fedlens.runs.watching import Watch, Watching, within_of
+from fedlens.storage.locks import LOCK, one_writer, remove_dead_lock
+from fedlens.storage.run_files import (
     MODEL,
     OVER,
     is_run,
@@ -21,12 +27,6 @@ from fedlens.run_files import (
     read_manifest,
     read_status,
 )
-from fedlens.runs.equal import text_of
-from fedlens.runs.folder import new_folder
-from fedlens.runs.progress import decoding
-from fedlens.runs.summary import Record
-from fedlens.runs.sweep import prepare
-from fedlens.runs.watching import Watch, Watching, within_of
 from fedlens.version import __version__
 
 AT_ONCE = 64  # runs that are prepared together: each holds a model in memory

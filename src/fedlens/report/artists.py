@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from itertools import repeat
 from pathlib import Path
 
-from fedlens.consent import own_folders
+from fedlens.config.consent import own_folders
 from fedlens.report.pictures import Drawn
 
 Drawing = Callable[[int, int], None]

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, harmonic_mean
 from typing import Any, NamedTuple
 
+from fedlens.evaluation.intervals import wilson
+from fedlens.evaluation.measures import measure_name
 from fedlens.report.holdings import matrix
 from fedlens.report.numbers import format_number
-from fedlens.runs.intervals import wilson
-from fedlens.runs.measures import measure_name
 from fedlens.runs.records import PART_NAMES, Run, is_number
 
 FAR = 0.2

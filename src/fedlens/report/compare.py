@@ -39,9 +39,9 @@ from fedlens.report.pairs import (
 )
 from fedlens.report.runs import caution_block, caution_words, common_folder, details
 from fedlens.report.student import estimate
-from fedlens.run_files import Folders, runs_in
 from fedlens.runs.budgets import rounds_to
 from fedlens.runs.records import Curve, Run, is_number, number, primary_part, read_all
+from fedlens.storage.run_files import Folders, runs_in
 
 MOST_TASKS = 2  # with more tasks than this, each has its accuracy curves alone
 EASY = 0.9  # share of the best final accuracy that is the target if none is given

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from statistics import fmean
 
-from fedlens.names import OF_ROUND
+from fedlens.config.names import OF_ROUND
+from fedlens.evaluation.measures import OF_MODEL
 from fedlens.report.blocks import Block, Curves, Line, Style
 from fedlens.report.groups import MANY, Group, best_round, curve, off_if_many
 from fedlens.report.numbers import format_number, format_place
-from fedlens.runs.measures import OF_MODEL
 from fedlens.runs.records import PART_NAMES, Run, is_number, number, recorded_as
 
 STYLES: dict[str, Style] = {"test": "solid", "validation": "dotted", "train": "dashed"}

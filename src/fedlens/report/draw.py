@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from fedlens.files import write_atomically
 from fedlens.report.blocks import (
     Bars,
     Curves,
@@ -70,6 +69,7 @@ from fedlens.report.pictures import FEW, FORMATS, Drawn, places
 from fedlens.report.tables import columns_of
 from fedlens.report.tiles import tiles
 from fedlens.runs.records import is_number
+from fedlens.storage.files import write_atomically
 
 FEW_POINTS = 12  # up to this many points of a line, each has a marker
 BESIDE = 22  # names up to this many characters fit beside their bars

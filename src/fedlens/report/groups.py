@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
+from fedlens.evaluation import measures
 from fedlens.report.blocks import Line, Style
 from fedlens.report.numbers import NONE, format_number
-from fedlens.runs import measures
 from fedlens.runs.records import PART_NAMES, Run, is_number, primary_part, settings
 
 SEEDS = ("seed", "clients.seed")

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from fedlens.config.names import BY_CLIENT
 from fedlens.data.emd import emd, emd_per_client
-from fedlens.names import BY_CLIENT
+from fedlens.evaluation.intervals import wilson
 from fedlens.report.blocks import (
     Block,
     Curves,
@@ -24,7 +25,6 @@ from fedlens.report.grids import Heat
 from fedlens.report.groups import Group, written
 from fedlens.report.numbers import format_number
 from fedlens.report.tables import BY_THEMSELVES, client_header, client_rows, worth
-from fedlens.runs.intervals import wilson
 from fedlens.runs.records import Run, number, settings
 
 Array = np.ndarray[Any, Any]

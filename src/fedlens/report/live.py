@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from fedlens.locks import is_locked
 from fedlens.report.blocks import Block, Curves
 from fedlens.report.page import distinct, html
 from fedlens.report.runs import headline, run_blocks, title_of
-from fedlens.run_files import EVALUATION, ROUNDS, SUMMARY
 from fedlens.runs.records import read_all
+from fedlens.storage.locks import is_locked
+from fedlens.storage.run_files import EVALUATION, ROUNDS, SUMMARY
 
 WRITTEN = (ROUNDS, SUMMARY, EVALUATION)
 LOOK_SECONDS = 0.5  # minimum pause between two checks of the run folders

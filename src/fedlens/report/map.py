@@ -13,8 +13,8 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from fedlens.core.federation import Holdings
 from fedlens.data import s2
-from fedlens.federation import Holdings
 from fedlens.report.partition import GREY, INK, PALE, save, write
 
 Array = np.ndarray[Any, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fedlens.names import OUTCOMES, REPORTED
+from fedlens.config.names import OUTCOMES, REPORTED
 from fedlens.report.blocks import Block, Curves, Line
 from fedlens.report.grids import Tiles
 from fedlens.report.groups import Group

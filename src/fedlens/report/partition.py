@@ -16,14 +16,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, StrMethodFormatter
 
+from fedlens.config.experiment import Named
 from fedlens.data.emd import emd
 from fedlens.data.partitions import PARTITIONS
-from fedlens.experiment import Named
-from fedlens.files import write_atomically
 from fedlens.report.fonts import find_letters
 from fedlens.report.holdings import MANY, UNLIKE, by_main_class
 from fedlens.report.look import any_script
 from fedlens.runs.budgets import round_numbers
+from fedlens.storage.files import write_atomically
 
 Array = np.ndarray[Any, Any]
 

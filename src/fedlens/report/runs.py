@@ -38,7 +38,6 @@ from fedlens.report.page import render_page
 from fedlens.report.schedules import schedule_blocks
 from fedlens.report.settings_grid import grid_block
 from fedlens.report.tables import decimal, rows
-from fedlens.run_files import EXPERIMENT, MANIFEST, UNSOUND
 from fedlens.runs.records import (
     PART_NAMES,
     Run,
@@ -50,6 +49,7 @@ from fedlens.runs.records import (
     recorded_as,
     settings,
 )
+from fedlens.storage.run_files import EXPERIMENT, MANIFEST, UNSOUND
 
 NAMED = 5
 """The number of experiments that the headline names before it summarises the rest."""

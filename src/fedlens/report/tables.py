@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from unicodedata import combining, east_asian_width
 
-from fedlens.reading import printable
+from fedlens.evaluation.intervals import wilson
 from fedlens.report.numbers import NONE, format_number
 from fedlens.runs.budgets import rounds_to
-from fedlens.runs.intervals import wilson
 from fedlens.runs.records import Run, is_number, primary_part, recorded_as
+from fedlens.storage.reading import printable
 
 HEADER = [
     "run",

@@ -10,21 +10,21 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedlens.config.names import BY_CLIENT
 from fedlens.core import Tree
-from fedlens.names import BY_CLIENT
-from fedlens.reporting.cohorts import BelowQuorum
+from fedlens.evaluation.evaluate import ByClient, Details, Evaluation, Twin
+from fedlens.evaluation.measures import OF_MODEL, PARTS, measure_name
 from fedlens.rounds import RoundInput, State
-from fedlens.run_files import CLIENTS, EVALUATION, LARGEST_LOSS, OVER, SUMMARY, to_json
-from fedlens.runs.evaluate import ByClient, Details, Evaluation, Twin
+from fedlens.rounds.cohorts import BelowQuorum
+from fedlens.rounds.work import Work
 from fedlens.runs.folder import Mark, Records, RunFolder
-from fedlens.runs.measures import OF_MODEL, PARTS, measure_name
 from fedlens.runs.records import is_number
 from fedlens.runs.result import Result, by_name
 from fedlens.runs.stopping import Stopping
 from fedlens.runs.summary import Record, gains, stopped_round, summary
 from fedlens.runs.watching import Watch, within_of
 from fedlens.setup import Setup
-from fedlens.work import Work
+from fedlens.storage.run_files import CLIENTS, EVALUATION, LARGEST_LOSS, OVER, SUMMARY, to_json
 
 FEW_CLIENTS = 20  # up to this many, the records have the accuracy of each
 TOLD_SECONDS = 1.0  # minimum between two progress reports within a round

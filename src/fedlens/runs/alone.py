@@ -14,11 +14,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedlens.client import ClientProgram
 from fedlens.core import Tree
-from fedlens.federation import Federation, Fixed
+from fedlens.core.federation import Federation, Fixed
+from fedlens.evaluation.evaluate import ByClient, Twin, judge, personal_models, tested_examples
 from fedlens.rounds import RoundInput, State, begin, run_rounds
-from fedlens.runs.evaluate import ByClient, Twin, judge, personal_models, tested_examples
+from fedlens.rounds.client import ClientProgram
 from fedlens.runs.settings import torch_settings
 from fedlens.runs.twin import plain_training
 from fedlens.runs.watching import Watch

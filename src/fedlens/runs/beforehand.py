@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from fedlens.algorithm import same
+from fedlens.config.experiment import Experiment
 from fedlens.data.partitions import natural_column
-from fedlens.experiment import Experiment
 from fedlens.setup import Setup
 from fedlens.setup.algorithm import make_algorithm
 

@@ -18,21 +18,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlens.client import ClientProgram
+from fedlens.config.experiment import Clients, Experiment, LocalTraining, Named
+from fedlens.config.options import did_you_mean
+from fedlens.core.federation import Dataset, Examples
 from fedlens.engines import Engine, Processes
 from fedlens.engines.gpus import gpu_names, in_a_child
-from fedlens.experiment import Clients, Experiment, LocalTraining, Named
-from fedlens.federation import Dataset, Examples
+from fedlens.evaluation.evaluate import evaluate
 from fedlens.models import MODELS
 from fedlens.network.network import Network
 from fedlens.network.ops import normalise
-from fedlens.options import did_you_mean
 from fedlens.rounds import RoundInput, begin, run_rounds
-from fedlens.runs.evaluate import evaluate
+from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.work import Part, Shared, Work
 from fedlens.runs.settings import torch_settings
 from fedlens.runs.summary import peak_memory
 from fedlens.setup import Setup, build
-from fedlens.work import Part, Shared, Work
 
 POPULATION = 2  # times as many clients as in a round
 CLASSES = 10

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core import Tree
-from fedlens.trees import map_tensors, stack, unstack
+from fedlens.core.trees import map_tensors, stack, unstack
 
 T = TypeVar("T")
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedlens.experiment import Experiment
-from fedlens.run_files import experiment_text, read_experiment
-from fedlens.tables import to_toml
+from fedlens.config.experiment import Experiment
+from fedlens.storage.run_files import experiment_text, read_experiment
+from fedlens.storage.tables import to_toml
 
 
 def as_today(tables: Mapping[str, Any]) -> Mapping[str, Any]:

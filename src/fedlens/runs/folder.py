@@ -16,11 +16,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from fedlens.core import Tree
-from fedlens.files import remove_leftovers, write_atomically
-from fedlens.locks import LOCK, FolderLock
-from fedlens.reading import BadFile, demand_fields, reading
 from fedlens.rounds import State
-from fedlens.run_files import (
+from fedlens.runs.checkpoint import describe, from_bytes, restore, to_bytes
+from fedlens.storage.files import remove_leftovers, write_atomically
+from fedlens.storage.locks import LOCK, FolderLock
+from fedlens.storage.reading import BadFile, demand_fields, reading
+from fedlens.storage.run_files import (
     BEST,
     CHECKPOINT,
     MODEL,
@@ -38,7 +39,6 @@ from fedlens.run_files import (
     to_json,
     whole_summary,
 )
-from fedlens.runs.checkpoint import describe, from_bytes, restore, to_bytes
 
 KEPT = 2  # checkpoints: the older one is used if the newest is damaged
 

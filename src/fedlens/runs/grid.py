@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fedlens.experiment import Experiment, Named
-from fedlens.tables import apply_override, parse_axis, to_value
+from fedlens.config.experiment import Experiment, Named
+from fedlens.storage.tables import apply_override, parse_axis, to_value
 
 
 def grid(

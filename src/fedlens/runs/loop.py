@@ -10,19 +10,19 @@ from functools import partial
 
 import torch
 
-from fedlens.client import ClientProgram
+from fedlens.core.trees import HostCopy
 from fedlens.engines import Engine
-from fedlens.reporting.cohorts import BelowQuorum
+from fedlens.evaluation.evaluate import Evaluation
 from fedlens.rounds import RoundInput, begin, run_rounds
-from fedlens.run_files import RunFailed, Unwritable
+from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.cohorts import BelowQuorum
 from fedlens.runs.active import ActiveRun, sums_of_models
-from fedlens.runs.evaluate import Evaluation
 from fedlens.runs.result import Result
 from fedlens.runs.settings import torch_settings
 from fedlens.runs.summary import Record, scheduled, who_failed
 from fedlens.runs.watching import Watch
 from fedlens.setup import Setup
-from fedlens.trees import HostCopy
+from fedlens.storage.run_files import RunFailed, Unwritable
 
 CHECKPOINT_SECONDS = 10.0  # minimum between two checkpoints: a crash repeats the rounds since
 DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)  # how a file system refuses to be written to

@@ -20,15 +20,23 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedlens.config.experiment import Experiment, Named
+from fedlens.config.names import own_names
+from fedlens.config.schedules import looked_at, value_at
 from fedlens.engines.processes import num_cores
-from fedlens.experiment import Experiment, Named
-from fedlens.names import own_names
-from fedlens.reading import Fields, demand_fields, expanded
-from fedlens.run_files import EXPERIMENT, MANIFEST, OVER, RERUN, last_saved, read_status, to_json
 from fedlens.runs.equal import as_today
 from fedlens.runs.records import settings
-from fedlens.schedules import looked_at, value_at
 from fedlens.setup import Setup
+from fedlens.storage.reading import Fields, demand_fields, expanded
+from fedlens.storage.run_files import (
+    EXPERIMENT,
+    MANIFEST,
+    OVER,
+    RERUN,
+    last_saved,
+    read_status,
+    to_json,
+)
 from fedlens.version import __version__
 
 SAID = ("fedlens", "revision", "python", "torch", "numpy", "device", "threads")

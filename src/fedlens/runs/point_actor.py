@@ -19,22 +19,22 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from fedlens.config.experiment import Experiment, Named, Precision
+from fedlens.config.names import EngineName
+from fedlens.config.own_code import mistake_of
+from fedlens.core.federation import Dataset
+from fedlens.core.trees import moved
 from fedlens.engines import Sequential
 from fedlens.engines.cluster import own_folder, remove_stale
 from fedlens.engines.driver import Driver
 from fedlens.engines.messages import Message, pack, unpack
 from fedlens.engines.trainer import keep_memory
-from fedlens.experiment import Experiment, Named, Precision
-from fedlens.federation import Dataset
-from fedlens.files import write_atomically
-from fedlens.names import EngineName
-from fedlens.own_code import mistake_of
-from fedlens.run_files import RunFailed
 from fedlens.runs.folder import Change
 from fedlens.runs.points import Point, build_point, into_stacks, run_stacks, sharing
 from fedlens.runs.result import Result
 from fedlens.runs.summary import Record
-from fedlens.trees import moved
+from fedlens.storage.files import write_atomically
+from fedlens.storage.run_files import RunFailed
 
 MOST_EVENTS = 256  # in the queue: when it is full, training waits
 EVENT_SECONDS = 0.5  # to wait for an event

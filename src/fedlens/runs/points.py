@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import alike
+from fedlens.config.experiment import Experiment, Named
 from fedlens.core import Tree
+from fedlens.core.federation import Dataset, Examples
 from fedlens.data.places import Counted
 from fedlens.engines import Stacked
 from fedlens.engines.stacked import SHARE, memory_of
-from fedlens.experiment import Experiment, Named
-from fedlens.federation import Dataset, Examples
 from fedlens.rounds import begin
-from fedlens.run_files import last_saved, read_manifest
 from fedlens.runs.active import ActiveRun
 from fedlens.runs.folder import OnChange, RunFolder
 from fedlens.runs.loop import run_to_end
@@ -35,6 +34,7 @@ from fedlens.runs.run import reopen, start
 from fedlens.runs.watching import Watch
 from fedlens.setup import Setup, build
 from fedlens.setup.network import Networks
+from fedlens.storage.run_files import last_saved, read_manifest
 
 MAY_DIFFER = {
     *("dataset", "engine", "device"),  # what they result in is compared instead

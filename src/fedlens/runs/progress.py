@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fedlens.data.places import Counted
-from fedlens.reading import printable
 from fedlens.runs.watching import ASIDE, SHORT, WITHIN, Watch, Watching
+from fedlens.storage.reading import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

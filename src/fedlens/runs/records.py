@@ -10,9 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from fedlens import run_files
-from fedlens.reading import printable
-from fedlens.run_files import (
+from fedlens.evaluation import measures
+from fedlens.evaluation.measures import PARTS, measure_name
+from fedlens.storage import run_files
+from fedlens.storage.reading import printable
+from fedlens.storage.run_files import (
     CLIENTS,
     EVALUATION,
     EXPERIMENT,
@@ -22,8 +24,6 @@ from fedlens.run_files import (
     ROUNDS,
     read_json,
 )
-from fedlens.runs import measures
-from fedlens.runs.measures import PARTS, measure_name
 
 PART_NAMES = {"test": "test", "validation": "validation", "train": "training"}
 """The parts of the data, by their names in texts."""

@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.core import Tree
-from fedlens.run_files import (
+from fedlens.evaluation.measures import PARTS, measure_name
+from fedlens.runs.folder import RunFolder
+from fedlens.runs.records import is_number, summary_of
+from fedlens.runs.summary import Record, final
+from fedlens.storage.run_files import (
     EVALUATION,
     EXPERIMENT,
     MANIFEST,
@@ -22,10 +26,6 @@ from fedlens.run_files import (
     read_json,
     read_records,
 )
-from fedlens.runs.folder import RunFolder
-from fedlens.runs.measures import PARTS, measure_name
-from fedlens.runs.records import is_number, summary_of
-from fedlens.runs.summary import Record, final
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

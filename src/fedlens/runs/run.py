@@ -9,27 +9,16 @@ from typing import Any
 
 import torch
 
-from fedlens.consent import approve
+from fedlens.config.consent import approve
+from fedlens.config.experiment import Experiment, expect_experiment
+from fedlens.config.names import EngineName, own_names
 from fedlens.data import statistics
-from fedlens.experiment import Experiment, expect_experiment
-from fedlens.names import EngineName, own_names
+from fedlens.evaluation.chosen_metrics import chosen, try_out
+from fedlens.evaluation.evaluate import Twin
 from fedlens.rounds import State, begin
-from fedlens.run_files import (
-    EXPERIMENT,
-    MANIFEST,
-    OVER,
-    PARTITION,
-    ROUNDS,
-    check_run,
-    last_saved,
-    read_manifest,
-    read_status,
-)
 from fedlens.runs.active import ActiveRun
 from fedlens.runs.alone import by_client, check_clients_are_tested
 from fedlens.runs.beforehand import say_beforehand
-from fedlens.runs.chosen_metrics import chosen, try_out
-from fedlens.runs.evaluate import Twin
 from fedlens.runs.folder import Checkpoint, Records, RunFolder, check_free, readable_json
 from fedlens.runs.loop import run_to_end
 from fedlens.runs.manifest import (
@@ -46,6 +35,17 @@ from fedlens.runs.result import Result
 from fedlens.runs.twin import trained
 from fedlens.runs.watching import Watch, all_of, expect_watch
 from fedlens.setup import Setup, build
+from fedlens.storage.run_files import (
+    EXPERIMENT,
+    MANIFEST,
+    OVER,
+    PARTITION,
+    ROUNDS,
+    check_run,
+    last_saved,
+    read_manifest,
+    read_status,
+)
 
 logger = logging.getLogger(__name__)
 

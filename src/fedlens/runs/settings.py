@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from fedlens.experiment import Experiment
+from fedlens.config.experiment import Experiment
 
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS is deterministic only if this is set
 

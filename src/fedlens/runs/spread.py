@@ -18,21 +18,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from fedlens.config.experiment import Named
 from fedlens.engines import Ray
 from fedlens.engines.actor_group import ActorGroup, RemoteWorker, lost_errors, resources_by_node
 from fedlens.engines.cluster import HeadLost, connect
 from fedlens.engines.messages import Message, arrays_of, pack, unpack
 from fedlens.engines.workers import TRIES
-from fedlens.experiment import Named
-from fedlens.run_files import (
-    EXPERIMENT,
-    MANIFEST,
-    ROUNDS,
-    SUMMARY,
-    read_manifest,
-    saved_rounds,
-    state_files,
-)
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.manifest import (
     check_settings,
@@ -53,6 +44,15 @@ from fedlens.runs.points import Point
 from fedlens.runs.result import Result
 from fedlens.runs.run import check_asked, new_run
 from fedlens.runs.summary import Record
+from fedlens.storage.run_files import (
+    EXPERIMENT,
+    MANIFEST,
+    ROUNDS,
+    SUMMARY,
+    read_manifest,
+    saved_rounds,
+    state_files,
+)
 
 LOOK_SECONDS = 1.0  # between two checks for new workers
 STOP_SECONDS = 10.0  # for workers to end their rounds, when a sweep is stopped

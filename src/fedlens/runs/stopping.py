@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedlens.experiment import Experiment
-from fedlens.runs.measures import measure_name
+from fedlens.config.experiment import Experiment
+from fedlens.evaluation.measures import measure_name
 from fedlens.runs.records import is_number
 
 CHOSEN_BY = measure_name("validation", "accuracy")

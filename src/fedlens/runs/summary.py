@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
+from fedlens.config.names import OF_ROUND, OUTCOMES, REPORTED
 from fedlens.engines.trainer import largest_yet
-from fedlens.names import OF_ROUND, OUTCOMES, REPORTED
-from fedlens.reporting.cohorts import Reports
+from fedlens.evaluation.bootstrap import bootstrap_mean
+from fedlens.evaluation.evaluate import ByClient, Twin, primary_part
+from fedlens.evaluation.measures import OF_MODEL, best, measure_name
 from fedlens.rounds import State
-from fedlens.runs.bootstrap import bootstrap_mean
+from fedlens.rounds.cohorts import Reports
 from fedlens.runs.budgets import at_round_numbers, clock_at, rounds_to
-from fedlens.runs.evaluate import ByClient, Twin, primary_part
-from fedlens.runs.measures import OF_MODEL, best, measure_name
 from fedlens.runs.records import is_number
 from fedlens.setup import Setup
 

@@ -13,20 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
+from fedlens.config.experiment import Experiment, expect_experiment
+from fedlens.core.federation import Dataset
 from fedlens.data.places import Counted
 from fedlens.engines import Stacked
-from fedlens.experiment import Experiment, expect_experiment
-from fedlens.federation import Dataset
-from fedlens.locks import one_writer, remove_dead_lock
-from fedlens.reading import shortened
-from fedlens.run_files import (
-    EXPERIMENT,
-    OVER,
-    RunFailed,
-    is_run,
-    read_manifest,
-    read_status,
-)
 from fedlens.runs.beforehand import say_beforehand
 from fedlens.runs.equal import is_run_of
 from fedlens.runs.folder import check_free
@@ -40,6 +30,16 @@ from fedlens.runs.summary import Record
 from fedlens.runs.watching import Watch, Watching, all_of, expect_watch, within_of
 from fedlens.runs.workload import images_a_round
 from fedlens.setup.network import Networks
+from fedlens.storage.locks import one_writer, remove_dead_lock
+from fedlens.storage.reading import shortened
+from fedlens.storage.run_files import (
+    EXPERIMENT,
+    OVER,
+    RunFailed,
+    is_run,
+    read_manifest,
+    read_status,
+)
 
 LONGEST_NAME = 245  # bytes; a new folder's temporary name is a few longer, at most 255
 

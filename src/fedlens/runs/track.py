@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, redire
 from pathlib import Path
 from typing import Any
 
-from fedlens.options import did_you_mean
+from fedlens.config.options import did_you_mean
 from fedlens.runs.records import is_number, settings
 from fedlens.runs.summary import Record
 from fedlens.runs.watching import Watch

@@ -27,27 +27,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlens import keys
+from fedlens.algorithm.pieces import BySize
+from fedlens.config.experiment import Clients, Experiment, Named, Server
+from fedlens.config.names import ANNEALS, LOSSES, OPTIMIZERS, SCHEDULES
+from fedlens.config.options import find
+from fedlens.config.schedules import names_in, value_at
+from fedlens.config.sections import SCHEDULED
+from fedlens.core import keys
+from fedlens.core.federation import Examples, Federation, Fixed, Holdings, Lasting
+from fedlens.core.trees import bytes_of
 from fedlens.data.partitions.altered import Altered
 from fedlens.data.partitions.by_name import dealt
 from fedlens.data.places import cache
-from fedlens.experiment import Clients, Experiment, Named, Server
-from fedlens.federation import Examples, Federation, Fixed, Holdings, Lasting
-from fedlens.files import write_atomically
-from fedlens.names import ANNEALS, LOSSES, OPTIMIZERS, SCHEDULES
-from fedlens.options import find
-from fedlens.pieces import BySize
-from fedlens.run_files import to_json
-from fedlens.runs.evaluate import Twin, primary_part, tested_by_client
+from fedlens.evaluation.evaluate import Twin, primary_part, tested_by_client
+from fedlens.evaluation.measures import measure_name
 from fedlens.runs.loop import train
-from fedlens.runs.measures import measure_name
 from fedlens.runs.summary import Record
 from fedlens.runs.watching import Watch, within_of
-from fedlens.schedules import names_in, value_at
-from fedlens.sections import SCHEDULED
 from fedlens.setup import Setup, build
 from fedlens.setup.data import ClientTests, divided, split_seed
-from fedlens.trees import bytes_of
+from fedlens.storage.files import write_atomically
+from fedlens.storage.run_files import to_json
 from fedlens.version import __version__
 
 FEWEST = 64  # minimum number of clients whose plans are drawn together

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fedlens import keys
-from fedlens.core import Plan
-from fedlens.sections import Evaluate
+from fedlens.config.sections import Evaluate
+from fedlens.core import Plan, keys
 from fedlens.setup import Setup
 
 A_STEP = 3  # a training step takes about as long as this many forward passes

@@ -10,11 +10,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from fedlens.algorithm import Algorithm, Amendment, compose, is_paper
-from fedlens.experiment import Between, Experiment, LocalTraining
-from fedlens.names import ALGORITHMS, ANNEALS, LOSSES, OPTIMIZERS
-from fedlens.options import Named, call, expect, find
-from fedlens.own_code import place_of
-from fedlens.pieces import (
+from fedlens.algorithm.pieces import (
     ByEffectiveNumber,
     ClippedByNorm,
     ClippedByValue,
@@ -25,11 +21,15 @@ from fedlens.pieces import (
     Steps,
     Uniformly,
 )
-from fedlens.pieces.anneal import annealed
-from fedlens.pieces.losses import with_options
-from fedlens.schedules import looked_at, value_at
-from fedlens.sections import SCHEDULED
-from fedlens.slots import Draw, Solve
+from fedlens.algorithm.pieces.anneal import annealed
+from fedlens.algorithm.pieces.losses import with_options
+from fedlens.algorithm.slots import Draw, Solve
+from fedlens.config.experiment import Between, Experiment, LocalTraining
+from fedlens.config.names import ALGORITHMS, ANNEALS, LOSSES, OPTIMIZERS
+from fedlens.config.options import Named, call, expect, find
+from fedlens.config.own_code import place_of
+from fedlens.config.schedules import looked_at, value_at
+from fedlens.config.sections import SCHEDULED
 
 SMALLEST = 2.0**-126  # normal number of float32
 

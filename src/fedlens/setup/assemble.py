@@ -9,17 +9,17 @@ from pathlib import Path
 
 import torch
 
-from fedlens.client import ClientProgram
+from fedlens.config.experiment import Experiment
+from fedlens.config.names import LOSSES
+from fedlens.core.federation import Dataset, Examples, Federation, Holdings
 from fedlens.data.places import Counted
 from fedlens.data.statistics import emd_of
 from fedlens.engines import Engine
-from fedlens.experiment import Experiment
-from fedlens.federation import Dataset, Examples, Federation, Holdings
 from fedlens.models.weights import Loaded
-from fedlens.names import LOSSES
 from fedlens.network.network import Network
 from fedlens.network.ops import has_triton, loading_triton
-from fedlens.reporting.reports import Clock
+from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.reports import Clock
 from fedlens.setup.algorithm import check_schedules, make_algorithm, warn_of_rate
 from fedlens.setup.clock import make_clock, needs_clock
 from fedlens.setup.data import (

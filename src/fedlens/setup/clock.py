@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import torch
 
-from fedlens import keys
 from fedlens.algorithm import Algorithm
-from fedlens.client import ClientProgram
-from fedlens.experiment import Experiment
-from fedlens.federation import Federation
-from fedlens.names import DEVICES
+from fedlens.config.experiment import Experiment
+from fedlens.config.names import DEVICES
+from fedlens.config.options import Named, call, find
+from fedlens.core import keys
+from fedlens.core.federation import Federation
 from fedlens.network.network import Network
-from fedlens.options import Named, call, find
-from fedlens.reporting.devices import Devices
-from fedlens.reporting.reports import Clock, Faults, Reporting
 from fedlens.rounds import begin
-from fedlens.traffic import traffic
+from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.devices import Devices
+from fedlens.rounds.reports import Clock, Faults, Reporting
+from fedlens.rounds.traffic import traffic
 
 
 def needs_clock(experiment: Experiment, algorithm: Algorithm) -> bool:

@@ -10,17 +10,17 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from fedlens import keys
+from fedlens.config.experiment import Experiment, Named
+from fedlens.config.names import DATASETS
+from fedlens.config.options import call, expect, find
+from fedlens.core import keys
+from fedlens.core.federation import Dataset, Examples, Fixed, Holdings, Split, offsets_of
 from fedlens.data.map_style import MapStyle, map_style
 from fedlens.data.partitions import natural_column
 from fedlens.data.partitions.altered import Altered
 from fedlens.data.partitions.by_name import dealt
 from fedlens.data.places import Counted, Source, existing
 from fedlens.engines.actor import OnDisk
-from fedlens.experiment import Experiment, Named
-from fedlens.federation import Dataset, Examples, Fixed, Holdings, Split, offsets_of
-from fedlens.names import DATASETS
-from fedlens.options import call, expect, find
 
 
 class ClientTests(NamedTuple):

@@ -7,9 +7,9 @@ from typing import Literal
 
 import torch
 
+from fedlens.config.experiment import Experiment
 from fedlens.engines import cluster
 from fedlens.engines.gpus import all_have_bf16, gpu_names, has_bf16
-from fedlens.experiment import Experiment
 
 PRECISIONS = {
     "fp32": (torch.float32, torch.float32),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedlens.own_code import place_of, place_of_error
-from fedlens.pieces.losses import Loss, LossWith
+from fedlens.algorithm.pieces.losses import Loss, LossWith
+from fedlens.config.own_code import place_of, place_of_error
 
 CLIENTS, BATCH = 2, 3
 

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from fedlens import memory
 from fedlens.algorithm import Algorithm
+from fedlens.config.experiment import Experiment, Named
+from fedlens.config.names import MODELS
+from fedlens.config.options import call
+from fedlens.core.federation import Dataset, Split
 from fedlens.engines.processes import num_cores
-from fedlens.experiment import Experiment, Named
-from fedlens.federation import Dataset, Split
-from fedlens.names import MODELS
-from fedlens.options import call
 from fedlens.setup.devices import PRECISIONS
+from fedlens.storage import free_memory as memory
 
 
 def demand_memory(

@@ -14,20 +14,20 @@ from torch.nn.modules.module import (
 )
 from torch.nn.parameter import is_lazy
 
-from fedlens import keys
-from fedlens.experiment import Experiment, Named
-from fedlens.federation import Dataset
+from fedlens.config.experiment import Experiment, Named
+from fedlens.config.names import MODELS
+from fedlens.config.options import call, expect, find
+from fedlens.config.own_code import mistake_of, place_of_error
+from fedlens.core import keys
+from fedlens.core.federation import Dataset
 from fedlens.models.freeze import freeze_norms, train_last
 from fedlens.models.weights import Loaded, load_weights
-from fedlens.names import MODELS
 from fedlens.network.layers import group_norm
 from fedlens.network.model import Model
 from fedlens.network.network import Network
 from fedlens.network.stacked.model import MappedModel
-from fedlens.options import call, expect, find
-from fedlens.own_code import mistake_of, place_of_error
-from fedlens.reading import reason
 from fedlens.setup.devices import PRECISIONS
+from fedlens.storage.reading import reason
 
 
 def untrained(experiment: Experiment, shape: tuple[int, int, int], outputs: int) -> nn.Module:

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import torch
 
-from fedlens.client import ClientProgram
+from fedlens.algorithm.pieces import Uniformly
+from fedlens.config.experiment import Experiment
+from fedlens.config.own_code import place_of_error
+from fedlens.core.federation import Federation
 from fedlens.engines import Sequential
-from fedlens.experiment import Experiment
-from fedlens.federation import Federation
 from fedlens.network.network import Network
-from fedlens.own_code import place_of_error
-from fedlens.pieces import Uniformly
-from fedlens.reading import reason
 from fedlens.rounds import begin, run_round
+from fedlens.rounds.client import ClientProgram
+from fedlens.storage.reading import reason
 
 CLIENTS, EXAMPLES, ROUNDS = 2, 2, 2  # the second round is the first with memory of an earlier one
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedlens.names import PARTITIONS as PARTITIONS
+from fedlens.config.names import PARTITIONS as PARTITIONS
 
 
 def natural_column(name: Any, options: Mapping[str, Any]) -> str | None:

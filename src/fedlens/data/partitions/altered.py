@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedlens.config.names import PLAIN_PARTITIONS
+from fedlens.core.federation import Examples, Holdings
 from fedlens.data.partitions.by_name import dealt
-from fedlens.federation import Examples, Holdings
-from fedlens.names import PLAIN_PARTITIONS
 
 CHUNK = 1024  # images changed at a time, to limit memory use
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedlens.core.federation import Examples, Holdings
 from fedlens.data.partitions.dealing import (
     NOBODY,
     Array,
@@ -14,7 +15,6 @@ from fedlens.data.partitions.dealing import (
     levelled,
     places,
 )
-from fedlens.federation import Examples, Holdings
 
 
 def shards(

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from fedlens.config.options import did_you_mean
+from fedlens.core.federation import Examples, Holdings
 from fedlens.data import s2 as cells
 from fedlens.data.partitions.dealing import NOBODY, Array, at_least_one, holdings
-from fedlens.federation import Examples, Holdings
-from fedlens.options import did_you_mean
 
 
 def natural(

@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 
+from fedlens.core.federation import Examples, Holdings
 from fedlens.data.partitions.dealing import (
     Array,
     at_least_one,
@@ -23,7 +24,6 @@ from fedlens.data.partitions.dealing import (
     log_gamma,
     places,
 )
-from fedlens.federation import Examples, Holdings
 
 
 def dirichlet(

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlens import keys
+from fedlens.core import keys
+from fedlens.core.federation import AT_ONCE, Examples, Holdings, Lasting, offsets_of
 from fedlens.data.partitions.dealing import at_least_one, labels_of
-from fedlens.federation import AT_ONCE, Examples, Holdings, Lasting, offsets_of
 
 MOST_CLIENTS = 10**9
 _COUNT, _DRAW = keys.purpose("count"), keys.purpose("draw")

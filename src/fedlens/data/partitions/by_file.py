@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedlens.core.federation import Examples, Holdings
 from fedlens.data.partitions.dealing import NOBODY, holdings
-from fedlens.federation import Examples, Holdings
-from fedlens.reading import csv_lines, expanded, printable, shortened
+from fedlens.storage.reading import csv_lines, expanded, printable, shortened
 
 HEADER = ("user_id", "image_id", "class")
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fedlens.federation import Examples
-from fedlens.names import PARTITIONS
-from fedlens.options import ByName, call, find, resolve
+from fedlens.config.names import PARTITIONS
+from fedlens.config.options import ByName, call, find, resolve
+from fedlens.core.federation import Examples
 
 
 def dealt(

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedlens.core.federation import Examples, Holdings
 from fedlens.data.partitions.dealing import (
     NOBODY,
     Array,
@@ -16,7 +17,6 @@ from fedlens.data.partitions.dealing import (
     largest_remainder,
     log_gamma,
 )
-from fedlens.federation import Examples, Holdings
 
 
 def iid(

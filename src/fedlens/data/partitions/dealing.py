@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlens.federation import Examples, Holdings
+from fedlens.core.federation import Examples, Holdings
 
 Array = np.ndarray[Any, Any]
 

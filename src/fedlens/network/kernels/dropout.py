@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedlens.keys import FIRST, GOLDEN, SECOND, signed
+from fedlens.core.keys import FIRST, GOLDEN, SECOND, signed
 from fedlens.network.kernels.launch import launchable
 from fedlens.network.kernels.sizes import Drops, tile
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlens.keys import GOLDEN, signed
+from fedlens.core.keys import GOLDEN, signed
 from fedlens.network.factors import Factors
 from fedlens.network.kernels import (
     borders,

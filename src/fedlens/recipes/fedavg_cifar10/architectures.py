@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedlens.experiment import Named
+from fedlens.config.experiment import Named
 from fedlens.recipes.fedavg_cifar10.setting import FEDAVG, experiment, pretrained, stand_in
 from fedlens.recipes.page import curves, mean_of
 from fedlens.recipes.recipe import Recipe, Results, Scale

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from fedlens.experiment import Experiment, Named
+from fedlens.config.experiment import Experiment, Named
 from fedlens.recipes.fedavg_cifar10.setting import FEDAVG, LAMBDA, experiment, stand_in
 from fedlens.recipes.page import curves, mean_of
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale

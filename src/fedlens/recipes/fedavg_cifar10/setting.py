@@ -6,10 +6,10 @@ from typing import Literal
 
 import numpy as np
 
-from fedlens.augment import Augment
+from fedlens.config.experiment import Clients, Experiment, LocalTraining, Named
+from fedlens.core.federation import Examples, Holdings
+from fedlens.data.augment import Augment
 from fedlens.data.partitions.by_size import proportions
-from fedlens.experiment import Clients, Experiment, LocalTraining, Named
-from fedlens.federation import Examples, Holdings
 from fedlens.recipes.recipe import Scale
 from fedlens.report.blocks import Text
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
+from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.recipes.page import ahead, beside, curves, paired
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Table, Text

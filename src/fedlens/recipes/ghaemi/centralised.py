@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedlens.experiment import Clients, Evaluate
+from fedlens.config.experiment import Clients, Evaluate
 from fedlens.recipes.ghaemi.setting import (
     AS_PUBLISHED,
     FORMS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedlens.experiment import Named
+from fedlens.config.experiment import Named
 from fedlens.recipes.ghaemi.setting import (
     AS_PUBLISHED,
     FORMS,

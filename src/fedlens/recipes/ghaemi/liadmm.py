@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedlens.experiment import Named
+from fedlens.config.experiment import Named
 from fedlens.recipes.ghaemi.outcome import reached
 from fedlens.recipes.ghaemi.setting import (
     AS_PUBLISHED,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from importlib.resources import files
 from typing import Any, Literal
 
-from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
+from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.recipes.page import curves
 from fedlens.recipes.recipe import Results, Scale
 from fedlens.report.blocks import Block, Table, Text

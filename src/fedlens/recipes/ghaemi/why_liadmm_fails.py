@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fedlens.experiment import Experiment, Named
+from fedlens.config.experiment import Experiment, Named
 from fedlens.recipes.ghaemi.outcome import failed, outcome
 from fedlens.recipes.ghaemi.setting import SPLITS, Split, experiment
 from fedlens.recipes.page import curves

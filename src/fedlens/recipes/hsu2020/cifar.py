@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import torch
 
-from fedlens.augment import Augment
+from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
+from fedlens.data.augment import Augment
 from fedlens.data.emd import emd_per_client
-from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.recipes.hsu2020.chosen import Rate, chosen_rate
 from fedlens.recipes.recipe import Measured, Results, Scale
 from fedlens.runs.records import Run

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from fedlens.config.experiment import Named
+from fedlens.core.federation import Dataset, Examples
 from fedlens.data.emd import emd
-from fedlens.experiment import Named
-from fedlens.federation import Dataset, Examples
 from fedlens.recipes.hsu2020.cifar import ALPHAS, EMD
 from fedlens.recipes.hsu2020.populations import draws, num_classes
 from fedlens.recipes.hsu2020.setting import Population

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedlens.experiment import Experiment, Named
+from fedlens.config.experiment import Experiment, Named
 from fedlens.recipes.hsu2020.chosen import chosen, chosen_rate
 from fedlens.recipes.hsu2020.cifar import (
     CENTRALISED,

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fedlens.experiment import Evaluate, Experiment, Named
+from fedlens.config.experiment import Evaluate, Experiment, Named
 from fedlens.recipes.hsu2020.chosen import CENTRALISED, CHOSEN, Point, Rate
 from fedlens.recipes.hsu2020.cifar import alphas, centralised, datasets, experiment, stand_in
 from fedlens.recipes.hsu2020.figure8 import momenta, rates

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedlens.experiment import Experiment, Named
+from fedlens.config.experiment import Experiment, Named
 from fedlens.recipes.hsu2020 import table2
 from fedlens.recipes.hsu2020.setting import (
     BASES,

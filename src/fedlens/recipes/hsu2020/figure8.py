@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fedlens.experiment import Named
+from fedlens.config.experiment import Named
 from fedlens.recipes.hsu2020.cifar import (
     NO_POINT,
     alphas,

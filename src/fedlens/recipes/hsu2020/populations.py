@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedlens.experiment import Clients, Experiment
-from fedlens.federation import Dataset, Federation
+from fedlens.config.experiment import Clients, Experiment
+from fedlens.core.federation import Dataset, Federation
 from fedlens.recipes.hsu2020.setting import Population
 from fedlens.recipes.recipe import Scale
 from fedlens.report.blocks import Curves, Line

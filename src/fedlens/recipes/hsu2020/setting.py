@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from fedlens.augment import Augment
-from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
+from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
+from fedlens.data.augment import Augment
 from fedlens.recipes.page import mean_of
 from fedlens.recipes.recipe import Measured, Results, Scale
 from fedlens.report.blocks import Table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedlens.experiment import Named
+from fedlens.config.experiment import Named
 from fedlens.recipes.hsu2020 import cifar
 from fedlens.recipes.hsu2020.populations import label_counts, num_examples
 from fedlens.recipes.hsu2020.setting import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedlens.experiment import Experiment
+from fedlens.config.experiment import Experiment
 from fedlens.recipes.hsu2020.setting import (
     BASES,
     NAMES,

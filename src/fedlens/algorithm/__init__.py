@@ -1,0 +1,43 @@
+"""An algorithm as a row of slots, what fills them, and the channel between clients and server."""
+
+from fedlens.algorithm.algorithm import (
+    EXCLUSIVE,
+    PROTOCOLS,
+    Algorithm,
+    Amendment,
+    alike,
+    at_least,
+    below_one,
+    check_pull,
+    compose,
+    is_paper,
+    numbers_of,
+    paper,
+    pick,
+    same,
+    side_by_side,
+    up_to_one,
+    with_numbers,
+    wraps,
+)
+
+__all__ = [
+    "EXCLUSIVE",
+    "PROTOCOLS",
+    "Algorithm",
+    "Amendment",
+    "alike",
+    "at_least",
+    "below_one",
+    "check_pull",
+    "compose",
+    "is_paper",
+    "numbers_of",
+    "paper",
+    "pick",
+    "same",
+    "side_by_side",
+    "up_to_one",
+    "with_numbers",
+    "wraps",
+]

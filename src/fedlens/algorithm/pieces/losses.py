@@ -1,0 +1,104 @@
+"""The loss functions that `loss` may name, computed example by example.
+
+Options of type `Number` may differ between experiments that train side by side.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedlens.config.options import options_of
+from fedlens.core import Number, is_on, per_row
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(logits [C, B, L], labels [C, B]) -> the loss of each example [C, B]."""
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, *, label_smoothing: Number = 0.0) -> Tensor:
+    """Cross-entropy; as torch's, with labels that are smoothed if asked for.
+
+    Args:
+        label_smoothing: the share of a label that is spread evenly over all classes.
+    """
+    _check("cross_entropy: label_smoothing", label_smoothing, 1.0)
+    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    losses = losses.view(labels.shape)
+    if not is_on(label_smoothing):
+        return losses
+    share = per_row(label_smoothing, losses)
+    return (1 - share) * losses - share * logits.log_softmax(-1).mean(-1)
+
+
+def focal(logits: Tensor, labels: Tensor, *, gamma: Number = 2.0) -> Tensor:
+    """Focal loss (Lin et al., ICCV 2017, arXiv:1708.02002): (1 - p)^gamma times cross-entropy.
+
+    p is the probability of the right class, so what is learnt already counts less. Their alpha,
+    a weight for each class, is left to `local.class_balance`.
+
+    Args:
+        gamma: how much less; 0 is cross-entropy.
+    """
+    _check("focal: gamma", gamma, float("inf"))
+    losses = cross_entropy(logits, labels)
+    # Above 0, where a power below 1 has no finite gradient.
+    wrong = (-(-losses).expm1()).clamp(min=1e-12)
+    return wrong ** per_row(gamma, losses) * losses
+
+
+def double_softmax(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of probabilities taken for logits: a softmax layer under a loss that has one.
+
+    A common mistake, and paper 4's. It bounds the gradient: with ten classes the loss lies
+    between ln(1 + 9 / e) = 1.4612 and 2.4612, and a saturated net gets no gradient back.
+    """
+    return cross_entropy(logits.softmax(-1), labels)
+
+
+def squared_error(logits: Tensor, labels: Tensor) -> Tensor:
+    """Half the squared distance to the label as a unit vector: least squares for `linear`."""
+    wanted = F.one_hot(labels, logits.shape[-1]).to(logits)
+    return (logits - wanted).square().sum(-1) / 2
+
+
+@dataclass(frozen=True)
+class NumberOption:
+    name: str
+    value: Number
+
+
+@dataclass(frozen=True)
+class LossWith:
+    """A loss with its options; the numbers may differ between experiments."""
+
+    function: Callable[..., Tensor]
+    numbers: tuple[NumberOption, ...] = ()
+    others: tuple[tuple[str, Any], ...] = ()
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:  # [C, B]
+        numbers = {option.name: option.value for option in self.numbers}
+        return self.function(logits, labels, **numbers, **dict(self.others))
+
+
+def with_options(function: Callable[..., Tensor], options: Mapping[str, Any]) -> Loss:
+    """A loss with these options, named as in an experiment; `function` if all are its defaults."""
+    known = options_of(function)
+    if all(value == known[name].default for name, value in options.items()):
+        return function
+    numbers, others = [], []
+    for name, value in options.items():
+        option = known[name]
+        if option.annotation == Number:
+            numbers.append(NumberOption(option.name, value))
+        else:
+            others.append((option.name, value))
+    return LossWith(function, tuple(numbers), tuple(others))
+
+
+def _check(what: str, number: Number, most: float) -> None:
+    """Refuse a number out of range; tensors, of sweeps and recorded rounds, were checked before."""
+    if not isinstance(number, Tensor) and not 0 <= number <= min(most, 1e38):
+        remedy = "choose 0 or more" if most > 1 else "choose 0 to 1"
+        raise ValueError(f"{what} is {number}: {remedy}")

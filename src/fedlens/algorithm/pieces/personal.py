@@ -1,0 +1,38 @@
+"""personal: what of a model is each client's own."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedlens.algorithm.slots import Personal
+from fedlens.network.layout import Layout
+
+
+@dataclass(frozen=True)
+class OwnNorms(Personal):
+    """Normalisation layers. The server averages them all the same."""
+
+    averaged: ClassVar[bool] = True
+
+    def names(self, layout: Layout) -> Collection[str]:
+        return layout.norm_names
+
+
+@dataclass(frozen=True)
+class OwnHead(Personal):
+    """The head: the last linear layer, or `layer` with all that is in it."""
+
+    layer: str | None = None
+
+    def names(self, layout: Layout) -> Collection[str]:
+        head = layout.last if self.layer is None else self.layer
+        names = [
+            name
+            for name, entry in layout.entries.items()
+            if head is not None and f"{entry.layer}.".startswith(f"{head}.")
+        ]
+        if not names or len(names) == len(layout.entries):
+            layers = ", ".join(dict.fromkeys(e.layer for e in layout.entries.values()))
+            wrong = "is all of the model" if names else "is not in the model"
+            raise ValueError(f"the head {head!r} {wrong}: choose one of its layers, {layers}")
+        return names

@@ -1,0 +1,333 @@
+"""What fills the slots of an algorithm: a protocol for each kind, with all that it may declare.
+
+A filling is a frozen dataclass that derives from its protocol. What it does not declare has the
+default given here. Shapes are those of `core.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from fedlens.core import Batch, Cohort, Gathered, Local, Memory, Number, Plan, Tree, Upload, is_on
+from fedlens.core.federation import Federation, Holdings
+from fedlens.network.layout import Layout
+
+
+@runtime_checkable
+class Select(Protocol):
+    """Which clients take part in a round."""
+
+    replacement: bool = False  # whether a client may be drawn twice in a round
+
+    @property
+    def cohort_size(self) -> int:
+        """How many clients take part."""
+        ...
+
+    def of_size(self, count: int) -> Select:
+        """The same for `count` clients; a larger cohort starts with that of a smaller `count`."""
+        raise ValueError(
+            f"{type(self).__name__} always chooses {self.cohort_size} clients: leave "
+            "reporting.over_select and asynchronous algorithms out, or give it `of_size`"
+        )
+
+    def __call__(self, federation: Federation, round: int, key: Tensor) -> Tensor: ...  # [C]
+
+
+@runtime_checkable
+class Draw(Protocol):
+    """Which of its examples each client sees in a round, step by step."""
+
+    by_client: ClassVar[bool] = False  # whether the draw of a client is independent of the others
+
+    def __call__(self, holdings: Holdings, client_keys: Tensor) -> Plan: ...
+
+    def plan_size(self, held: int) -> int:
+        """T * B of the plan of a client that holds this many examples."""
+        return held
+
+
+@runtime_checkable
+class ExampleWeight(Protocol):
+    """How much each example counts in the loss of its client."""
+
+    reads_model: ClassVar[bool] = True  # if False, an engine need not keep the whole model
+
+    def __call__(self, batch: Batch, local: Local) -> Tensor: ...  # [C, B]
+
+
+@runtime_checkable
+class Penalty(Protocol):
+    """A term that is added to the loss of a client."""
+
+    @property
+    def pull(self) -> Number | None:
+        """mu, if the penalty is (mu / 2) ||w - server||^2 and nothing else; otherwise None."""
+        return None
+
+    def __call__(self, local: Local) -> Tensor: ...  # [C]
+
+
+@dataclass(frozen=True)
+class LocalStep:
+    """What one local step does to the parameters w of a client:
+
+        d = grad + weight_decay * w + pull * (w - server) + drift
+        v = momentum * v + d
+        w = w - lr * v
+
+    where grad is the gradient of the loss alone, and drift is the same in all steps of a round. A
+    number that is 0.0 switches its term off for good; any other may change from round to round.
+    """
+
+    lr: Number
+    momentum: Number = 0.0
+    weight_decay: Number = 0.0
+    pull: Number = 0.0
+    drift: Callable[[Local, str], Tensor] | None = None  # of the parameter of this name, [C, ...]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step is w = w - lr * grad, and nothing else."""
+        return self.contracts and not is_on(self.pull) and self.drift is None
+
+    @property
+    def contracts(self) -> bool:
+        """Whether a step is w = server + decay * (w - server) - lr * (grad + drift).
+
+        That is so without momentum and weight decay.
+        """
+        return not (is_on(self.momentum) or is_on(self.weight_decay))
+
+    @cached_property
+    def decay(self) -> Number:
+        """The factor by which a step scales w - server, if it `contracts`."""
+        return 1.0 - self.lr * self.pull
+
+
+@runtime_checkable
+class Solve(Protocol):
+    """How a client moves along a gradient.
+
+    Every tree has a leading axis of clients. `update` may write in place, and returns the
+    parameters and the memory for the next step.
+    """
+
+    @property
+    def step(self) -> LocalStep | None:
+        """A step as a `LocalStep`; None if it has another form."""
+        return None
+
+    @property
+    def learning_rate(self) -> Number | None:
+        """The learning rate of its steps, if it has one."""
+        return None
+
+    @property
+    def carries(self) -> frozenset[str]:
+        """The parts of its memory that are kept for the next round if local.reset = false."""
+        return frozenset()
+
+    def init(self, params: Tree) -> Memory: ...
+
+    def update(
+        self, grads: Tree, memory: Memory, params: Tree, local: Local
+    ) -> tuple[Tree, Memory]: ...
+
+
+class Wraps(Solve, Protocol):
+    """A solver around another one, by default with the learning rate and memory of that one."""
+
+    inner: Solve
+
+    @property
+    def learning_rate(self) -> Number | None:
+        return self.inner.learning_rate
+
+    @property
+    def carries(self) -> frozenset[str]:
+        return self.inner.carries
+
+    def init(self, params: Tree) -> Memory:
+        return self.inner.init(params)
+
+
+class Encoded(NamedTuple):
+    """The updates of C clients after a channel step."""
+
+    update: Tree  # [C, ...] as the server will read it; new tensors
+    scalars: Mapping[str, Tensor] = {}  # [C] each: its mean over the clients goes into the record
+    memory: Mapping[str, Tree] = {}  # [C, ...] of the step, for the client's next round
+
+
+class Decoded(NamedTuple):
+    """The combined update after a channel step."""
+
+    update: Tree
+    scalars: Mapping[str, Tensor] = {}  # [] each, for the record
+
+
+@runtime_checkable
+class ChannelStep(Protocol):
+    """A processing step between clients and server, in two halves.
+
+    `encode` is the client's half, on what it uploads; `decode` the server's, on what was combined.
+    The client halves of a channel run in order, the server halves in reverse.
+    """
+
+    linear: ClassVar[bool] = True  # whether uploads may be summed before they reach `decode`
+
+    def check(self, layout: Layout, weigh: Weigh) -> None:
+        """Raise a ValueError for a model, or for shares, that this cannot be used with."""
+        return
+
+    @property
+    def remembers(self) -> bool:
+        """Whether clients keep something for their next round."""
+        return False
+
+    def init(self, params: Tree) -> Memory:
+        """What a client that never took part remembers of this step."""
+        return {}
+
+    def encode(
+        self, update: Tree, memory: Memory, client_keys: Tensor, layout: Layout
+    ) -> Encoded: ...
+
+    def decode(self, combined: Tree, key: Tensor, cohort: Cohort) -> Decoded:
+        return Decoded(combined)
+
+    def num_bits(self, numbers: int, bits: int) -> int:
+        """How many bits a tensor of this many numbers takes, if it took `bits` before this step."""
+        return bits
+
+
+Over = Literal["cohort", "seen", "population"]
+"""The clients of the round; all that have taken part so far, with these; all clients."""
+
+
+@runtime_checkable
+class Weigh(Protocol):
+    """Each upload's final share."""
+
+    over: Over = "cohort"  # whose examples `Cohort.num_examples` counts
+
+    def __call__(self, cohort: Cohort) -> Tensor: ...  # [C] float64
+
+    def for_step(self, step: LocalStep | None) -> Weigh:
+        """The same for clients with this local step; None: their step has another form."""
+        return self
+
+
+@runtime_checkable
+class Combine(Protocol):
+    """How uploads become one update.
+
+    If `linear`, it may be called on parts of the cohort, whose results are added. Otherwise it
+    needs all uploads at once. `uses_shares`: it weighs uploads by their shares alone. It must be
+    straight-line tensor code: a GPU may record it, and a cohort's counts are then tensors.
+    `sums_params`: each parameter's update is the sum of share times update, so an engine that has
+    this sum in another way may call it on the other tensors only.
+    """
+
+    linear: ClassVar[bool] = False
+    uses_shares: ClassVar[bool] = True
+    sums_params: ClassVar[bool] = False
+    reads_cohort: ClassVar[bool] = True  # whether it reads more of the clients than their updates
+    at_server: ClassVar[bool] = False  # whether it draws or remembers: see `update`
+
+    @property
+    def fewest(self) -> int:
+        """How many uploads it needs: with fewer reports a round is below quorum."""
+        return 1
+
+    def check(self, layout: Layout) -> None:
+        """Raise a ValueError for a model that lacks what this needs."""
+        return
+
+    def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree: ...
+
+    def init(self, params: Tree) -> Memory:
+        """What it remembers before the first round."""
+        return {}
+
+    def update(
+        self,
+        updates: Tree,
+        shares: Tensor,
+        cohort: Cohort,
+        layout: Layout,
+        memory: Memory,
+        key: Tensor,
+    ) -> tuple[Tree, Memory]:
+        """The combined update, and what to remember until the next round.
+
+        If `at_server`, this is all that is called, once, with all uploads and the round's key.
+        """
+        return self(updates, shares, cohort, layout), memory
+
+
+@runtime_checkable
+class Advance(Protocol):
+    """How the server updates its model: as `Solve`, with a leading axis of experiments."""
+
+    def init(self, params: Tree) -> Memory: ...
+
+    def update(
+        self, grads: Tree, memory: Memory, params: Tree, gathered: Gathered
+    ) -> tuple[Tree, Memory]: ...
+
+
+@runtime_checkable
+class Tell(Protocol):
+    """Something that the server sends its clients besides the model, by name."""
+
+    def init(self, params: Tree, federation: Federation) -> Memory: ...
+
+    def update(self, told: Memory, gathered: Gathered) -> Memory:
+        """What the server sends from now on, given what it sent so far; returns new tensors."""
+        ...
+
+
+@runtime_checkable
+class Personal(Protocol):
+    """What of a model is each client's own, and the model that a client is measured by.
+
+    A client starts a round with its own tensors in place of the server's.
+    """
+
+    averaged: ClassVar[bool] = False
+    """Whether the server gets them, too, and averages them for clients that never took part.
+    Otherwise they never leave a client, and the server's stay as they were at first."""
+
+    def names(self, layout: Layout) -> Collection[str]:
+        """The tensors that each client keeps; a ValueError for a model that lacks them."""
+        return ()
+
+    def model(self, model: Tree, memory: Memory) -> Tree:
+        """The model that a client is measured by, from the server's and what it remembers."""
+        return model | memory.get(OWN, {})
+
+
+OWN = "own"  # the name under which a client remembers these tensors
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Asynchronous rounds: the server moves as soon as `buffer` updates have arrived.
+
+    At any time, as many clients train as `select` chooses. An update is the difference from the
+    model that the client `started` from, or from the one that the server has `now`.
+    """
+
+    buffer: int
+    since: Literal["started", "now"] = "started"
+
+
+Uploading = Callable[[Local], Upload]
+"""What a client sends, and what it keeps: any function of the client after its last step."""

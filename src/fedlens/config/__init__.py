@@ -1,0 +1,1 @@
+"""The description of a run: experiments, their keys and options, and what has a name."""

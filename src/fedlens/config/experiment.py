@@ -1,0 +1,379 @@
+"""The one typed description of a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedlens.config import consent
+from fedlens.config.names import (
+    ALGORITHMS,
+    ANNEALS,
+    DATASETS,
+    DEVICES,
+    LOSSES,
+    METRICS,
+    MODELS,
+    OPTIMIZERS,
+    PARTITIONS,
+    EngineName,
+    own_names,
+)
+from fedlens.config.options import (
+    ByName,
+    Elsewhere,
+    Given,
+    default,
+    refuse_unknown,
+    required,
+    resolve,
+)
+from fedlens.config.options import Named as Named  # other modules import it from here
+from fedlens.config.schedules import may_be_scheduled, resolved, value_at
+from fedlens.config.sections import (
+    SCHEDULED,
+    Count,
+    Faults,
+    Name,
+    OrTable,
+    Reporting,
+    Table,
+    WholeNumber,
+    demand,
+    settle,
+)
+from fedlens.config.sections import Between as Between
+from fedlens.config.sections import Clients as Clients
+from fedlens.config.sections import Evaluate as Evaluate
+from fedlens.config.sections import LocalTraining as LocalTraining
+from fedlens.config.sections import Server as Server
+from fedlens.config.sections import Stop as Stop
+from fedlens.data.augment import Augment
+from fedlens.data.own_clients import own_clients, with_clients
+from fedlens.data.partitions import finds_clients, natural_column
+from fedlens.storage.reading import expanded, is_address
+from fedlens.storage.run_files import EXPERIMENT, is_run, own_code
+from fedlens.storage.tables import apply_override, read_tables, to_toml
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from fedlens.algorithm import Amendment
+    from fedlens.core.federation import Dataset
+else:
+    Amendment = Elsewhere("Amendment", (), {"__module__": "fedlens.algorithm"})
+    Dataset = Elsewhere("Dataset", (), {"__module__": "fedlens.core.federation"})
+    Module = Elsewhere("Module", (), {"__module__": "torch.nn"})
+
+NUM_CLIENTS = 10  # the default
+
+Precision = Literal["auto", "fp32", "tf32", "bf16", "fp64"]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything a run depends on. Only `dataset`, `model` and `rounds` must be given.
+
+    From Python, `dataset` may also be a `Dataset`, `model` a `torch.nn.Module`, and `algorithm` a
+    paper with its options, as `fedprox(mu=0.1)`, or several.
+    """
+
+    dataset: Given[Name | Dataset, Named | Dataset] = required()
+    """what is trained and tested on: see [data.md](data.md)"""
+    model: Given[Name | Module, Named | Module] = required()
+    """what is trained"""
+    rounds: Count = required()
+    """how many rounds"""
+    seed: WholeNumber = 0
+    """drives the split, the initial model, who takes part, and what each client draws"""
+    engine: EngineName = "auto"
+    """how clients are run: `sequential` (one after another), `stacked` (side by side on one
+    device), `processes` (on all CPU cores, or on all GPUs; Linux), `ray` (on a
+    [cluster](cluster.md)). `auto`: `stacked` on a GPU (`sequential` for a model that branches on a
+    tensor's value); on a CPU `processes`, or `sequential` where there is one core or one client"""
+    device: str = "auto"
+    """`cpu`, `cuda`, or one of several GPUs, `cuda:1`. `auto`: a GPU if torch sees one. Apple's
+    (`mps`) is refused, for it has no float64, in which updates are added up: choose `cpu`. With
+    engine `processes`, `cuda` is all GPUs: see [scaling.md](scaling.md#several-gpus)"""
+    precision: Precision = "auto"
+    """`auto` (`bf16` where clients train on a GPU that has it, else `fp32`); `fp32`; `tf32`
+    (multiplies in TF32 on a GPU); `bf16` (keeps parameters in fp32, computes in bfloat16);
+    `fp64`"""
+    deterministic: bool = False
+    """the same bytes from every run on a GPU, at some cost in speed. On a CPU they are the same
+    anyway"""
+    loss: Given[Name, Named] = default(Named("cross_entropy"))
+    """what a client minimises for an example: see [Local training](#local-training). `test_loss` is
+    of the same loss"""
+    normalise: Literal["dataset", "imagenet", "none"] = "dataset"
+    """what images are normalised by, channel by channel. `dataset`: the mean and deviation of the
+    data set. `imagenet`: those of ImageNet, which torchvision's `weights` were trained with.
+    `none`: nothing, so that they are 0 to 1"""
+    augment: OrTable[Augment] = default(Augment())
+    outputs: Count | None = None
+    """outputs of the model's head; without it, the number of classes"""
+    norm: Literal["shared", "local", "group", "frozen"] = "shared"
+    """what becomes of normalisation layers. `shared`: they are averaged like the rest, statistics
+    included. `local`: every client keeps its own. `group`: BatchNorm is replaced by GroupNorm.
+    `frozen`: they stay as they are at the start, and BatchNorm normalises by the statistics it
+    has"""
+    weights: str | None = None
+    """the file, or the run, that the model starts from: see [Weights](#weights)"""
+    weights_sha256: str | None = None
+    """the checksum that this file must have"""
+    train_last: Count | None = None
+    """train only this many layers, the last ones; without it, all"""
+    clients: OrTable[Clients] = default(Clients())
+    local: OrTable[LocalTraining] = default(LocalTraining())
+    server: OrTable[Server] = default(Server())
+    evaluate: OrTable[Evaluate] = default(Evaluate())
+    stop: Given[Stop | Table | None, Stop | None] = default(None)
+    """when the run is over before its last round: see [schedules.md](schedules.md#stopping)"""
+    algorithm: Given[Name | Amendment | Sequence[Name | Amendment], tuple[Named, ...]] = default(())
+    """what differs from FedAvg, applied in this order; a single name stands for a list of one"""
+    faults: Given[Faults | Table | None, Faults | None] = default(None)
+    """what clients do wrong, and how often: see [faults.md](faults.md#faults)"""
+    reporting: Given[Reporting | Table | None, Reporting | None] = default(None)
+    """whom the server waits for, how long, and what it takes: see
+    [faults.md](faults.md#reporting)"""
+
+    def __post_init__(self) -> None:
+        given: Any = self.algorithm
+        if isinstance(given, (list, tuple, Amendment)):
+            listed = [given] if isinstance(given, Amendment) else given
+            named = tuple(map(_named, listed)) or (Named("fedavg"),)
+            object.__setattr__(self, "algorithm", named)
+        if not isinstance(self.dataset, (str, Mapping, Named, Dataset)):
+            raise ValueError(
+                f"dataset is a {type(self.dataset).__name__}: give a name, a table with a name, or "
+                "a Dataset, which fl.map_style makes of those of torchvision's kind"
+            )
+        settle(self, "")
+        if self.weights_sha256 is not None:
+            fits = re.fullmatch("[0-9a-f]{64}", self.weights_sha256) is not None
+            demand(fits, "weights_sha256", self.weights_sha256, "give 64 digits of 0-9, a-f")
+            demand(self.weights is not None, "weights", None, "name the file that has this sum")
+        if self.stop is not None:
+            on, stop = self.evaluate.on, self.stop
+            fits = "validation" in on or stop.patience is None
+            demand(fits, "stop.patience", stop.patience, 'add "validation" to evaluate.on')
+            fits = bool({"validation", "test"} & set(on)) or stop.accuracy is None
+            demand(fits, "stop.accuracy", stop.accuracy, 'add "validation" to evaluate.on')
+        self._resolve_options()
+
+    def _resolve_options(self) -> None:
+        """Check every name and its options, and fill in the options' defaults."""
+
+        def filled(named: Named, table: ByName, kind: str) -> Named:
+            known = table.options(named.name, kind)
+            return Named(named.name, resolve(known, named.options, f"{kind} {named.name!r}"))
+
+        object.__setattr__(self, "loss", filled(self.loss, LOSSES, "loss"))
+        if isinstance(self.dataset, Named):
+            _refuse_path(self.dataset.name)
+            object.__setattr__(self, "dataset", filled(self.dataset, DATASETS, "dataset"))
+        if isinstance(self.model, Named):
+            object.__setattr__(self, "model", filled(self.model, MODELS, "model"))
+        partition, count = self.clients.partition, self.clients.count
+        if partition.name == "auto":
+            own = own_clients(self.dataset) if isinstance(self.dataset, Named) else None
+            partition = Named("natural", {"column": own}) if own else Named("iid")
+        partition = filled(partition, PARTITIONS, "partition")
+        if isinstance(self.dataset, Named):
+            column = natural_column(partition.name, partition.options)
+            object.__setattr__(self, "dataset", with_clients(self.dataset, column))
+        if count is None and not finds_clients(partition.name, partition.options):
+            count = NUM_CLIENTS
+        devices = self.clients.devices
+        devices = None if devices is None else filled(devices, DEVICES, "devices")
+        clients = replace(self.clients, partition=partition, count=count, devices=devices)
+        object.__setattr__(self, "clients", clients)
+        optimizer = filled(self.local.optimizer, OPTIMIZERS, "optimizer")
+        anneal = self.local.anneal
+        anneal = None if anneal is None else filled(anneal, ANNEALS, "anneal")
+        local = replace(self.local, optimizer=optimizer, anneal=anneal)
+        object.__setattr__(self, "local", local)
+        metrics = tuple(filled(named, METRICS, "metric") for named in self.evaluate.metrics)
+        object.__setattr__(self, "evaluate", replace(self.evaluate, metrics=metrics))
+        algorithm = tuple(map(_filled_algorithm, self.algorithm))
+        object.__setattr__(self, "algorithm", algorithm)
+        for part, names in SCHEDULED.items():
+            table: LocalTraining | Server = getattr(self, part)
+            given = {name: getattr(table, name) for name in names}
+            schedules: dict[str, Any] = {
+                name: resolved(one, f"{part}.{name}")
+                for name, one in given.items()
+                if isinstance(one, Named)
+            }
+            object.__setattr__(self, part, replace(table, **schedules))
+
+    @property
+    def schedules(self) -> dict[str, Named]:
+        """The numbers that change from round to round, by key."""
+        given: dict[str, Any] = {
+            f"{part}.{name}": getattr(getattr(self, part), name)
+            for part, names in SCHEDULED.items()
+            for name in names
+        }
+        for named in self.algorithm:
+            given |= {f"algorithm.{named.name}.{key}": v for key, v in named.options.items()}
+        return {key: value for key, value in given.items() if isinstance(value, Named)}
+
+    def scheduled(self, round: int) -> dict[str, float]:
+        """The values of `schedules` in a round, counted from 0."""
+        return {key: value_at(one, round, self.rounds) for key, one in self.schedules.items()}
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Experiment:
+        """Make an experiment from plain tables, as a file contains them."""
+        known = {f.name: f for f in fields(cls)}
+        refuse_unknown(content, known, "", _KEYS_OF_SECTIONS)
+        needed = [n for n, f in known.items() if f.default is MISSING and n not in content]
+        for name in needed:
+            for section, table in content.items():
+                if section in _SECTIONS and isinstance(table, Mapping) and name in table:
+                    raise ValueError(
+                        f"{name} stands under [{section}]: put it above the first section"
+                    )
+            raise ValueError(f"the experiment needs {name!r}: set {name} = ...")
+        return cls(**content)
+
+    @classmethod
+    def read(
+        cls, path: str | Path, overrides: Sequence[str] = (), *, trust_code: bool = False
+    ) -> Experiment:
+        """Read a TOML or JSON file; `overrides` are `key=value`, with dots in the key.
+
+        Paths in the file are relative to the file, and paths in overrides to the working folder.
+        The user's own functions are also looked for in the working folder, beside the file and, if
+        it is the file of a run, where that run found them. A run's file may be from someone else:
+        functions that it names are imported only if they are approved, or with `trust_code`.
+        """
+        path = Path(path)
+        content = read_tables(path)
+        _anchor_all(content, path.parent)
+        for override in [overrides] if isinstance(overrides, str) else overrides:
+            apply_override(content, override)
+        _anchor_all(content, Path.cwd())
+        of_run = path.name == EXPERIMENT and is_run(path.parent)
+        trusted = not of_run or trust_code or consent.trusts_all
+        places = [Path.cwd(), path.parent, *(own_code(path.parent) if of_run else ())]
+        with consent.importable(*places, trusted=trusted):
+            named = own_names(content) if of_run else []
+            if not trusted:
+                consent.demand_approval(path.parent, map(consent.Code.named, named))
+            experiment = cls.of(content)
+            if trusted:
+                consent.approve(named)
+        return experiment
+
+    def plain(self) -> dict[str, Any]:
+        """The experiment as plain tables, with every default filled in."""
+        tables: dict[str, Any] = as_plain(self)
+        return tables
+
+    def toml(self) -> str:
+        return to_toml(self.plain())
+
+
+def _refuse_path(name: str) -> None:
+    """Refuse a path in place of a data set's name, and say how to name one's own images."""
+    is_path = "/" in name or name.endswith((".csv", ".npz")) or Path(name).is_dir()
+    if is_path and name not in DATASETS and ":" not in name:
+        kind = {".csv": "csv", ".npz": "npz"}.get(Path(name).suffix, "folder")
+        raise ValueError(
+            f'dataset is {name!r}, a path: write {{ name = "{kind}", path = "{name}" }}, or let '
+            "`fedlens import` look at a folder and write the experiment"
+        )
+
+
+def _named(given: Any) -> Any:
+    """A paper with its options as an experiment names it; anything else as it is."""
+    if not isinstance(given, Amendment):
+        return given
+    if given.named is None or "<" in given.named.name:
+        raise ValueError(
+            f"algorithm {given.name!r} cannot be imported by a name: define it at the top of a "
+            "module, with @paper of fedlens on the line above it"
+        )
+    return given.named
+
+
+def _filled_algorithm(named: Named) -> Named:
+    """The algorithm with every option checked or set to its default; numbers may be schedules."""
+    known = ALGORITHMS.options(named.name, "algorithm")
+    may_change = [key for key, option in known.items() if may_be_scheduled(option.annotation)]
+    schedules = {
+        key: resolved(Named.of(named.options[key], key), f"algorithm.{named.name}.{key}")
+        for key in may_change
+        if isinstance(named.options.get(key), (Mapping, Named))
+    }
+    numbers = {**named.options, **dict.fromkeys(schedules, 0.0)}
+    options = resolve(known, numbers, f"algorithm {named.name!r}")
+    return Named(named.name, options | schedules)
+
+
+def _anchor_all(content: dict[str, Any], folder: Path) -> None:
+    """Make all paths of an experiment absolute; absolute paths stay as they are."""
+    clients = content.get("clients")
+    _anchor(content.get("dataset"), folder)
+    for name in ("partition", "devices"):
+        _anchor(clients.get(name) if isinstance(clients, dict) else None, folder)
+    weights = content.get("weights")
+    if isinstance(weights, str) and not is_address(weights):
+        content["weights"] = str((folder / expanded(weights)).resolve())
+
+
+def _anchor(table: Any, folder: Path) -> None:
+    """Make the path of a table absolute, and also that of the partition in its key `of`."""
+    if isinstance(table, dict):
+        if isinstance(table.get("path"), str):
+            table["path"] = str((folder / expanded(table["path"])).resolve())
+        _anchor(table.get("of"), folder)
+
+
+_SECTIONS = {
+    "local": LocalTraining,
+    "clients": Clients,
+    "server": Server,
+    "evaluate": Evaluate,
+    "augment": Augment,
+}
+_KEYS_OF_SECTIONS = [f"{name}.{f.name}" for name, kind in _SECTIONS.items() for f in fields(kind)]
+
+
+def as_plain(value: Any) -> Any:
+    """A value of an experiment in the form that plain tables contain."""
+    if value is None or isinstance(value, (str, int, float)):  # most of them
+        return value
+    if isinstance(value, Named):
+        return (
+            {"name": value.name, **as_plain(dict(value.options))} if value.options else value.name
+        )
+    if isinstance(value, Dataset):
+        return f"<{value.name}: tensors given from Python>"
+    if isinstance(value, Module):
+        return f"<{type(value).__name__}: a module given from Python>"
+    if is_dataclass(value):
+        tables = {f.name: as_plain(getattr(value, f.name)) for f in fields(value)}
+        return {name: part for name, part in tables.items() if part is not None}
+    if isinstance(value, dict):
+        return {name: as_plain(part) for name, part in value.items() if part is not None}
+    if isinstance(value, (tuple, list)):
+        parts = [as_plain(part) for part in value]
+        if any(isinstance(part, Named) for part in value):  # algorithms: a list of tables
+            return [part if isinstance(part, dict) else {"name": part} for part in parts]
+        return parts
+    return value
+
+
+def expect_experiment(given: Any, what: str) -> None:
+    """Refuse anything but an Experiment, such as the path of its file."""
+    if not isinstance(given, Experiment):
+        raise ValueError(
+            f"{what} is given {type(given).__name__}: give an Experiment, as Experiment.read(path) "
+            "and Experiment.of(tables) make one"
+        )

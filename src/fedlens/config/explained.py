@@ -1,0 +1,234 @@
+"""Keys of experiments, and what can be chosen by name, in words; nothing of it needs PyTorch.
+
+Nothing is described twice: what a key means stands below its field, and what a name and its options
+mean in the docstring of the function.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import Any, NamedTuple, Union
+
+from fedlens.config.experiment import Experiment, as_plain
+from fedlens.config.names import CHOSEN_BY_NAME, KINDS, SCHEDULES
+from fedlens.config.options import ByName, Given, Named, did_you_mean, in_words, nearest, types_of
+from fedlens.config.schedules import may_be_scheduled
+from fedlens.config.signatures import words_of
+
+MOST_NAMED = 3  # suggestions in an error message
+PLACES = {"engines": "engine"} | {
+    kind: place
+    for place in reversed(CHOSEN_BY_NAME)  # of several, the first
+    for kind, table in KINDS.items()
+    if table is CHOSEN_BY_NAME[place]
+}
+"""A key of experiments for each kind of names, except recipes, which no experiment names."""
+
+
+class Key(NamedTuple):
+    """A key of experiments: what it means, and its default, or None if it must be given."""
+
+    words: str
+    default: str | None
+
+
+class Option(NamedTuple):
+    """An option of something that is chosen by name."""
+
+    words: str
+    type: str
+    default: str | None  # None: it must be given
+
+
+class Choice(NamedTuple):
+    """Something that can be chosen by name: a description of one line, and its options."""
+
+    words: str
+    options: dict[str, Option]
+
+
+@cache
+def keys() -> dict[str, Key]:
+    """Every key of an experiment, those of sections with dots; sections with a meaning too."""
+    return dict(_keys_of(Experiment, ""))
+
+
+def _keys_of(kind: type, prefix: str) -> Iterator[tuple[str, Key]]:
+    for field in fields(kind):
+        key, default = f"{prefix}{field.name}", field.default
+        if field.name in words_of(kind):
+            needed = default is MISSING
+            words = _without_marks(words_of(kind)[field.name])
+            yield key, Key(words, None if needed else _said(default))
+        if (section := section_of(types_of(kind)[field.name])) is not None:
+            yield from _keys_of(section, f"{key}.")
+
+
+def section_of(kind: Any) -> type | None:
+    """The dataclass whose fields are the keys of a table, if a field of this type is one."""
+    read = typing.get_args(kind)[-1] if typing.get_origin(kind) is Given else kind
+    is_union = typing.get_origin(read) in (Union, types.UnionType)
+    parts = [
+        one for one in (typing.get_args(read) if is_union else [read]) if one is not type(None)
+    ]
+    (part, *others) = parts
+    is_table = not others and is_dataclass(part) and part is not Named
+    return typing.cast(type, part) if is_table else None
+
+
+def _without_marks(text: str) -> str:
+    """The words of a field without Markdown: links name a page of the docs."""
+
+    def page(link: re.Match[str]) -> str:
+        name, target = link[1], link[2].partition("#")[0] or "experiments.md"
+        return f"docs/{name}" if name.endswith(".md") else f"{name} (docs/{target})"
+
+    return re.sub(r"\[([^]]*)\]\(([^)]*)\)", page, text).replace("`", "")
+
+
+def choices(table: ByName) -> dict[str, Choice]:
+    return {name: choice(table, name) for name in table}
+
+
+def choice(table: ByName, name: str) -> Choice:
+    """The description of a function and its options; numbers of algorithms may be schedules."""
+    doc, known = table.read(name)
+    options: dict[str, Option] = {}
+    for option, parameter in known.items():
+        may_change = table is KINDS["algorithms"] and may_be_scheduled(parameter.annotation)
+        options[option] = Option(
+            _about(doc, option),
+            in_words(parameter.annotation) + ", or a schedule" * may_change,
+            None if parameter.default is parameter.empty else _said(parameter.default),
+        )
+    return Choice(doc.partition("\n")[0], options)
+
+
+def _about(doc: str, option: str) -> str:
+    """What a docstring says about an option: below Args, or in the sentences that name it."""
+    listed = re.search(rf"^    {option}_?: (.*(?:\n {{8}}.*)*)", doc, re.MULTILINE)
+    if listed is not None:
+        return " ".join(listed[1].split())
+    sentences = re.split(r"(?<=\.) (?=[A-Z`])", " ".join(doc.partition("\nArgs:")[0].split()))
+    for form in (f"`{option}`", rf"\b{option}\b"):
+        if found := [one for one in sentences if re.search(form, one)]:
+            return " ".join(found)
+    return ""
+
+
+def _said(value: Any) -> str:
+    return "none" if value is None else json.dumps(as_plain(value), default=str)
+
+
+def called(name: str, choice: Choice) -> str:
+    """A name with its options and their defaults, in a line."""
+    options = [f"{option} = {one.default or '...'}" for option, one in choice.options.items()]
+    return f"{name} ({', '.join(options)})" if options else name
+
+
+def explain(key: str) -> list[str]:
+    """Lines about a key (its meaning, its values, its default) or about a whole section.
+
+    `key` may also be a name, as fedprox or algorithm.fedprox, or an option of it, as fedprox.mu.
+    For an option without a name, as algorithm.mu, there are lines about all names that have it.
+    """
+    known = keys()
+    inside = [name for name in known if name.startswith(f"{key}.")]
+    if inside:
+        first = _line(key, known[key].words if key in known else "")
+        return [first, *(f"  {_line(name, known[name].words)}" for name in inside)]
+    if key not in known:
+        return _below(key) or _by_name(key) or _unknown(key)
+    lines = [_line(key, known[key].words)]
+    if known[key].default is not None:
+        lines.append(f"default: {known[key].default}")
+    if key in CHOSEN_BY_NAME:
+        table = CHOSEN_BY_NAME[key]
+        lines.append("a number, or a schedule:" if table is SCHEDULES else "one of:")
+        lines += [f"  {called(name, one)}" for name, one in choices(table).items()]
+        lines.append("  or a function of your own, as module:function")
+    return lines
+
+
+def _below(key: str) -> list[str]:
+    """Lines about a name or an option below a key that takes names; none if it is not below one."""
+    place = next((place for place in CHOSEN_BY_NAME if key.startswith(f"{place}.")), None)
+    if place is None:
+        return []
+    table = CHOSEN_BY_NAME[place]
+    word, _, option = key[len(place) + 1 :].partition(".")
+    if word in table:
+        return _of_name(place, table, word, option)
+    having = {} if option else {n: one for n, one in choices(table).items() if word in one.options}
+    if not having:
+        raise ValueError(f"unknown key {key!r}: {_near(key, place)}")
+    return [line for name in having for line in _of_name(place, table, name, word)]
+
+
+def _by_name(key: str) -> list[str]:
+    """Lines about all that has this name, or this name and option, whatever its kind."""
+    lines: list[str] = []
+    for kind, table in KINDS.items():
+        name = next((n for n in (key, key.rpartition(".")[0]) if n in table), None)
+        if name is not None:
+            lines += _of_name(PLACES.get(kind, ""), table, name, key[len(name) + 1 :])
+    keys_too = [name for name in keys() if name.rpartition(".")[2] == key]
+    return [*lines, *(f"see also: {name}" for name in keys_too)] if lines else []
+
+
+def _of_name(place: str, table: ByName, name: str, option: str) -> list[str]:
+    """Lines about a name or, if it is not empty, about one of its options."""
+    words, options = choice(table, name)
+    whole = f"{place}.{name}".lstrip(".")
+    if not option:
+        each = (_line(f"{whole}.{one}", options[one].words) for one in options)
+        return [_line(whole, words), *(f"  {line}" for line in each)]
+    if option not in options:
+        hint = did_you_mean(option, options) if options else "it takes none"
+        raise ValueError(f"{place} {name!r} has no option {option!r}: {hint}".lstrip())
+    said, kind, default = options[option]
+    given = "it must be given" if default is None else f"default: {default}"
+    return [_line(f"{whole}.{option}", said), kind, given]
+
+
+def _line(key: str, text: str) -> str:
+    return f"{key}: {text}" if text else key
+
+
+def _unknown(key: str) -> list[str]:
+    """Raise an error that names the nearest keys or options."""
+    places = [name for name in keys() if name.rpartition(".")[2] == key] or [
+        f"{place}.{one}"
+        for place, table in CHOSEN_BY_NAME.items()
+        if table is not SCHEDULES  # which many keys take
+        for one in _options(table)
+        if one.endswith(f".{key}")
+    ]
+    sections = {name.partition(".")[0] for name in keys()}
+    names = {name for table in KINDS.values() for name in table}
+    near = nearest(key, {*keys(), *sections, *names}) or sections
+    hint = f"did you mean {' or '.join(places)}?" if places else did_you_mean(key, near)
+    raise ValueError(f"unknown key {key!r}: {hint}")
+
+
+def _options(table: ByName) -> Iterable[str]:
+    """The options of all choices for a key, as `name.option`."""
+    return (f"{name}.{option}" for name, one in choices(table).items() for option in one.options)
+
+
+def _near(key: str, place: str) -> str:
+    """A hint for an unknown key below `place`: the nearest known keys, or else all names."""
+    begin, table = f"{place}.", CHOSEN_BY_NAME[place]
+    options = [*_options(table)]
+    known = dict.fromkeys([*table, *options, *(one.rpartition(".")[2] for one in options)])
+    # What stands before is known to be right; compared too, it would make all keys look near.
+    near = nearest(key.removeprefix(begin), known, MOST_NAMED, cutoff=0.7)
+    if near:
+        return f"did you mean {' or '.join(begin + one for one in near)}?"
+    return f"choose one of {', '.join(table)}"

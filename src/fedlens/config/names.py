@@ -1,0 +1,308 @@
+"""What can be chosen by name, and the module of each function, which is imported on first use.
+
+So names can be read and listed without PyTorch. The function has the same name, with _ for -.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from fedlens.config.options import ByName
+
+EngineName = Literal["auto", "sequential", "stacked", "processes", "ray"]
+"""The values of `engine` in an experiment: one of ENGINES, or auto: the machine decides."""
+
+ENGINES = ByName(
+    "fedlens.engines",
+    {"sequential": "sequential", "stacked": "stacked", "processes": "processes", "ray": "ray"},
+)
+"""Each is made from: the network, the training examples, the devices of the workers, other example
+sets to evaluate, and how workers on other machines open images from disk (None: images are sent).
+"""
+
+ALGORITHMS = ByName(
+    "fedlens.algorithms",
+    {
+        "fedavg": "fedavg",
+        "lambda-sum": "lambda_sum",
+        "fedprox": "fedprox",
+        "fedavgm": "fedavgm",
+        "fedir": "fedir",
+        "fedvc": "fedvc",
+        "lastfc": "lastfc",
+        "fedns": "fedns",
+        "liadmm": "liadmm",
+        "admm": "admm",
+        "ceadmm": "admm",
+        "celiadmm": "liadmm",
+        "fedadmm": "admm",
+        "fedadam": "fedopt",
+        "fedyogi": "fedopt",
+        "fedadagrad": "fedopt",
+        "scaffold": "scaffold",
+        "fednova": "fednova",
+        "feddyn": "feddyn",
+        "median": "median",
+        "trimmed-mean": "trimmed_mean",
+        "krum": "krum",
+        "centred-clipping": "centred_clipping",
+        "bucketing": "bucketing",
+        "qfedavg": "qfedavg",
+        "fedbn": "fedbn",
+        "fedper": "fedper",
+        "fedcm": "fedcm",
+        "clip": "clip",
+        "quantize": "quantize",
+        "top-k": "top_k",
+        "fedbuff": "fedbuff",
+        "fedasync": "fedasync",
+    },
+)
+
+MODELS = ByName(
+    "fedlens.models",
+    {
+        "alexnet": "alexnet",
+        "alexnet-32": "alexnet_32",
+        "fedns-cnn": "fedns_cnn",
+        "hsu-cnn": "hsu_cnn",
+        "lenet5": "lenet5",
+        "linear": "linear",
+        "mcmahan-cnn": "mcmahan_cnn",
+        "mobilenetv2": "mobilenetv2",
+        "pfl-cnn": "pfl_cnn",
+        "resnet18": "resnet18",
+        "simple-cnn": "simple_cnn",
+        "vgg11": "vgg11",
+    },
+    libraries={"timm": "timm"},
+)
+
+LOSSES = ByName(
+    "fedlens.algorithm.pieces",
+    {
+        "cross_entropy": "losses",
+        "focal": "losses",
+        "double_softmax": "losses",
+        "squared_error": "losses",
+    },
+)
+
+OPTIMIZERS = ByName(
+    "fedlens.algorithm.pieces", {"sgd": "optimizers", "adam": "optimizers", "adamw": "optimizers"}
+)
+
+ANNEALS = ByName("fedlens.algorithm.pieces", {"cosine": "anneal", "linear": "anneal"})
+"""How a learning rate may fall in the course of a client's round."""
+
+METRICS = ByName(
+    "fedlens.evaluation",
+    {
+        "balanced_accuracy": "chosen_metrics",
+        "kappa": "chosen_metrics",
+        "auroc": "chosen_metrics",
+        "ece": "chosen_metrics",
+    },
+)
+"""Metrics that are measured only if `evaluate.metrics` names them."""
+
+DEVICES = ByName("fedlens.rounds", {"alike": "devices", "synthetic": "devices", "trace": "devices"})
+
+SCHEDULES = ByName(
+    "fedlens.config",
+    dict.fromkeys(
+        ("constant", "exponential", "step", "cosine", "polynomial", "piecewise", "warm-up"),
+        "schedules",
+    ),
+)
+
+PLAIN_PARTITIONS = ByName(
+    "fedlens.data.partitions",
+    {
+        "iid": "by_size",
+        "proportions": "by_size",
+        "quantity-dirichlet": "by_size",
+        "power-law": "by_size",
+        "shards": "by_class",
+        "classes": "by_class",
+        "dirichlet": "by_dirichlet",
+        "dirichlet-per-class": "by_dirichlet",
+        "natural": "by_column",
+        "s2": "by_column",
+        "published": "by_file",
+        "fresh": "by_draw",
+        "drawn": "by_draw",
+    },
+)
+"""Partitions that only assign examples to clients, and change no example."""
+
+PARTITIONS = ByName(
+    "fedlens.data.partitions",
+    {**PLAIN_PARTITIONS.modules, "noisy-labels": "altered", "shifted": "altered"},
+)
+
+
+DATASETS = ByName(
+    "fedlens.data",
+    {
+        "fashion-mnist-mini": "mini",
+        "fashion-mnist": "published",
+        "mnist": "published",
+        "cifar10": "published",
+        "cifar100": "published",
+        "tiny-imagenet": "folders",
+        "femnist": "handwriting",
+        "omniglot": "handwriting",
+        "inaturalist-user-120k": "prepared",
+        "inaturalist-geo-30k": "prepared",
+        "inaturalist-geo-3k": "prepared",
+        "inaturalist-geo-1k": "prepared",
+        "inaturalist-geo-100": "prepared",
+        "landmarks-user-160k": "prepared",
+        "folder": "folders",
+        "csv": "csv_files",
+        "npz": "numpy_files",
+        "hugging-face": "hugging_face",
+    },
+)
+
+OWN_CLIENTS = {
+    "femnist": "writer",
+    "omniglot": "drawer",
+    "inaturalist-user-120k": "user",
+    "inaturalist-geo-30k": "cell",
+    "inaturalist-geo-3k": "cell",
+    "inaturalist-geo-1k": "cell",
+    "inaturalist-geo-100": "cell",
+    "landmarks-user-160k": "user",
+}
+"""The data sets that come with clients of their own, and the column that names them."""
+
+RECIPES = ByName(
+    "fedlens.recipes",
+    {
+        "fedavg-cifar10/headline": "fedavg_cifar10.headline",
+        "fedavg-cifar10/figure12": "fedavg_cifar10.figure12",
+        "fedavg-cifar10/figure13": "fedavg_cifar10.figure13",
+        "fedavg-cifar10/figure14": "fedavg_cifar10.figure14",
+        "fedavg-cifar10/figure16": "fedavg_cifar10.figure16",
+        "fedavg-cifar10/figure17": "fedavg_cifar10.figure17",
+        "fedavg-cifar10/figure18": "fedavg_cifar10.figure18",
+        "fedavg-cifar10/architectures": "fedavg_cifar10.architectures",
+        "fedavg-cifar10/fedprox": "fedavg_cifar10.fedprox",
+        "fedavg-cifar10/samples": "fedavg_cifar10.samples",
+        "hsu2020/table1": "hsu2020.table1",
+        "hsu2020/table2": "hsu2020.table2",
+        "hsu2020/table3": "hsu2020.table3",
+        "hsu2020/table4": "hsu2020.table4",
+        "hsu2020/table5": "hsu2020.table5",
+        "hsu2020/figure1": "hsu2020.figure1",
+        "hsu2020/figure2": "hsu2020.figure2",
+        "hsu2020/figure3": "hsu2020.figure3",
+        "hsu2020/figure4": "hsu2020.figure4",
+        "hsu2020/figure4-pilot": "hsu2020.figure4_pilot",
+        "hsu2020/figure5": "hsu2020.figure5",
+        "hsu2020/figure6": "hsu2020.figure6",
+        "hsu2020/figure7": "hsu2020.figure7",
+        "hsu2020/figure8": "hsu2020.figure8",
+        "hsu2020/figure9": "hsu2020.figure9",
+        "hsu2020/figure10": "hsu2020.figure10",
+        "hsu2020/composed": "hsu2020.composed",
+        "fedns/table1": "fedns.setting",
+        "fedns/table2": "fedns.setting",
+        "fedns/table3": "fedns.setting",
+        "fedns/figure1": "fedns.setting",
+        "fedns/figure2": "fedns.setting",
+        "fedns/figure3": "fedns.setting",
+        "ghaemi/centralised": "ghaemi.centralised",
+        "ghaemi/fedavg": "ghaemi.fedavg",
+        "ghaemi/fedprox": "ghaemi.fedprox",
+        "ghaemi/liadmm": "ghaemi.liadmm",
+        "ghaemi/fedadmm": "ghaemi.fedadmm",
+        "ghaemi/why-liadmm-fails": "ghaemi.why_liadmm_fails",
+        "ghaemi/samples": "ghaemi.samples",
+    },
+)
+
+KINDS: dict[str, ByName] = {
+    "algorithms": ALGORITHMS,
+    "models": MODELS,
+    "partitions": PARTITIONS,
+    "devices": DEVICES,
+    "engines": ENGINES,
+    "losses": LOSSES,
+    "metrics": METRICS,
+    "optimizers": OPTIMIZERS,
+    "schedules": SCHEDULES,
+    "anneals": ANNEALS,
+    "datasets": DATASETS,
+    "recipes": RECIPES,
+}
+"""What `fedlens list` lists."""
+
+CHOSEN_BY_NAME: dict[str, ByName] = {
+    "dataset": DATASETS,
+    "model": MODELS,
+    "loss": LOSSES,
+    "algorithm": ALGORITHMS,
+    "clients.partition": PARTITIONS,
+    "clients.devices": DEVICES,
+    "local.optimizer": OPTIMIZERS,
+    "local.anneal": ANNEALS,
+    "local.lr": SCHEDULES,
+    "local.momentum": SCHEDULES,
+    "local.weight_decay": SCHEDULES,
+    "local.clip": SCHEDULES,
+    "local.clip_value": SCHEDULES,
+    "server.lr": SCHEDULES,
+    "evaluate.metrics": METRICS,
+}
+"""The keys of an experiment that take names, and these names; keys of numbers take schedules."""
+
+REPORTED = "reported"
+OUTCOMES = (
+    *(REPORTED, "surplus", "late", "unavailable"),
+    *("absent", "dropped", "nan", "infinite", "huge", "malformed"),  # `reports.Faults`
+    *("raised", "refused", "stale", "foreign"),  # of sites: see docs/fleet.md
+)
+"""The possible outcomes for a client that is asked to train. `surplus`: enough were faster."""
+
+BY_CLIENT = "client_accuracy"
+"""The accuracies of all clients, in the records of runs with few."""
+
+OF_ROUND = (
+    *("round", "seconds", "evaluation_seconds", "train_loss", "examples"),
+    *("batches", "batches_total", "clients", "bytes_up", "bytes_down"),
+    *(BY_CLIENT, "lr", "clock", "failed", "attempts", "staleness", "workers_lost"),
+)
+"""The fields of a record besides measures of the model and of the algorithm, and besides scheduled
+numbers, whose names are their keys, with a dot (`server.lr`)."""
+
+OF_EVALUATION = ("test_", "validation_", "train_", "client_accuracy_", "relative_accuracy")
+"""How the names of the model's measures begin."""
+
+
+NO_NAMES = ("path", "weights", "device")  # keys whose text may have a colon
+
+
+def own_names(tables: Any, key: str = "") -> list[str]:
+    """The names `module:function` in the plain tables of an experiment, wherever they are."""
+    if isinstance(tables, Mapping):
+        parts = [(part, key if inner == "name" else inner) for inner, part in tables.items()]
+        return [name for part, inner in parts for name in own_names(part, inner)]
+    if isinstance(tables, (list, tuple)):
+        return [name for part in tables for name in own_names(part, key)]
+    is_text = isinstance(tables, str) and ":" in tables and not tables.startswith("<")
+    of_library = key == "model" and tables in MODELS
+    return [tables] if is_text and key not in NO_NAMES and not of_library else []
+
+
+def refuse_taken(scalars: Iterable[str]) -> None:
+    """Refuse names of an algorithm's scalars that are used for something else."""
+    for name in scalars:
+        if name == "loss" or name in OF_ROUND:
+            raise ValueError(f"the scalar {name!r} is recorded already: choose another name")
+        if name.startswith(OF_EVALUATION) or "." in name:
+            what = "a setting" if "." in name else "a measure of the model"
+            raise ValueError(f"the scalar {name!r} has the name of {what}: choose another name")

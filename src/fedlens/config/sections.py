@@ -1,0 +1,296 @@
+"""The sections of an experiment: its tables, each checked separately."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, TypeVar
+
+from fedlens.config.options import Bounds, Given, Named, check, default, types_of
+
+Table = Mapping[str, Any]
+Name = str | Table | Named
+"""How something is chosen: by a name, by a table with a name and options, or by both as `Named`."""
+
+Scheduled = Given[float | Table | Named, float | Named]
+"""A number, or a schedule that gives it for every round."""
+ScheduledOrNone = Given[float | Table | Named | None, float | Named | None]
+
+Count = Annotated[int, Bounds(least=1)]
+WholeNumber = Annotated[int, Bounds(least=0)]
+Chance = Annotated[float, Bounds(least=0, most=1)]
+Factor = Annotated[float, Bounds(least=0, most=10)]
+
+SCHEDULED = {
+    "local": ("lr", "momentum", "weight_decay", "clip", "clip_value"),
+    "server": ("lr",),
+}
+"""The numbers of each section that a schedule may give."""
+
+R = TypeVar("R")
+OrTable = Given[R | Table, R]
+"""A record, or a table of its fields."""
+
+DecayOn = Literal["all", "weights"]
+Part = Literal["test", "validation", "train"]
+
+ALWAYS_MEASURED = "loss", "accuracy", "top5", "precision", "recall", "f1", "classes_predicted"
+"""What every evaluation measures; metrics of `evaluate.metrics` are added."""
+
+
+def settle(self: Any, prefix: str) -> None:
+    """Check every field of a dataclass against its type; tables become records."""
+    hints = types_of(self.__class__)
+    for f in fields(self):
+        value = check(getattr(self, f.name), hints[f.name], prefix + f.name)
+        object.__setattr__(self, f.name, value)
+
+
+def demand(fits: bool, key: str, value: Any, remedy: str) -> None:
+    if not fits:
+        raise ValueError(f"{key} is {value!r}: {remedy}")
+
+
+@dataclass(frozen=True)
+class Clients:
+    count: Count | None = None
+    """how many clients there are; without it 10, or as many as the partition finds in the data"""
+    per_round: Count | Annotated[float, Bounds(above=0, most=1)] = 1.0
+    """how many take part in a round: `10` means ten, `0.1` a tenth of them (`1` means one, `1.0`
+    all)"""
+    partition: Given[Name, Named] = default(Named("auto"))
+    """who holds which examples: see [data.md](data.md#partitions). `auto`: the data set's own
+    clients if it has any (`femnist`, `omniglot`, the large sets, a `csv` with a column `client`, a
+    `folder` of sites), else `iid`"""
+    seed: WholeNumber | None = None
+    """fixes the split alone; without it, `seed` does"""
+    holdout: Annotated[float, Bounds(least=0, below=1)] = 0.0
+    """the share of its examples on which each client is tested and not trained"""
+    devices: Given[Name | None, Named | None] = default(None)
+    """how fast clients are, and when they are there: see [faults.md](faults.md#devices). With it
+    the run has a virtual clock"""
+
+    def __post_init__(self) -> None:
+        settle(self, "clients.")
+        if self.count is not None and isinstance(self.per_round, int):
+            fits = self.per_round <= self.count
+            remedy = f"there are {self.count} clients: choose 1 to {self.count}"
+            demand(fits, "clients.per_round", self.per_round, remedy)
+        fits = self.holdout == 0 or 1e-6 <= self.holdout < 1
+        demand(fits, "clients.holdout", self.holdout, "choose 0, or 0.000001 to below 1")
+
+    @property
+    def cohort(self) -> int:
+        """How many clients take part in a round; `count` must be known."""
+        if isinstance(self.per_round, int):
+            return self.per_round
+        assert self.count is not None
+        # 0.29 * 100 = 28.999999999999996 must count as 29 clients.
+        return max(int(self.per_round * self.count + 1e-9), 1)
+
+
+@dataclass(frozen=True)
+class Between:
+    """A number that is drawn for each client and round: a whole one if both bounds are."""
+
+    low: int | float
+    high: int | float
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    epochs: OrTable[Annotated[int | float, Bounds(above=0)] | Between] = default(1)
+    """how often a client goes through its examples in a round: parts of epochs and ranges, too, see
+    [schedules.md](schedules.md#local-work) (`fedvc`, `liadmm` and `celiadmm` have a rule of their
+    own)"""
+    batch_size: Count = 32
+    """the last batch of an epoch may be smaller"""
+    lr: Annotated[Scheduled, Bounds(least=0)] = default(0.1)
+    """the clients' learning rate: see [schedules.md](schedules.md)"""
+    momentum: Annotated[Scheduled, Bounds(least=0, below=1)] = default(0.0)
+    """the clients' heavy-ball momentum. `celiadmm` and `liadmm` (unless `local = "training"`)
+    refuse it"""
+    weight_decay: Annotated[Scheduled, Bounds(least=0)] = default(0.0)
+    """weight decay, as the optimiser of that name in `torch.optim` has it. `celiadmm` and `liadmm`
+    (unless `local = "training"`) refuse it"""
+    weight_decay_on: DecayOn = "all"
+    """which parameters decay. `all`; or `weights`: only those of two axes and more, so that biases
+    and normalisation layers do not"""
+    optimizer: Given[Name, Named] = default(Named("sgd"))
+    """how a client steps: see [Local training](#local-training)"""
+    clip: Annotated[ScheduledOrNone, Bounds(above=0)] = default(None)
+    """scale a client's gradient down to this norm, if it is longer, as
+    `torch.nn.utils.clip_grad_norm_` does (the algorithm `clip` shortens whole updates)"""
+    clip_value: Annotated[ScheduledOrNone, Bounds(above=0)] = default(None)
+    """let no number of a gradient go beyond ± this; with both, it comes before `local.clip`"""
+    class_balance: Annotated[float, Bounds(least=0, below=1)] = 0.0
+    """let examples of rare classes count more, by the effective numbers of the class-balanced loss:
+    its β, customarily 0.9 to 0.9999; 0: all count alike"""
+    reset: bool = True
+    """what the optimiser remembers (momentum, Adam's means and its count of steps) starts afresh
+    every round; with `false` each client keeps its own, and nothing else that local training
+    remembers"""
+    steps: OrTable[Count | Between | None] = default(None)
+    """this many batches a round instead of `local.epochs`: see
+    [schedules.md](schedules.md#local-work)"""
+    max_steps: Count | None = None
+    """no client takes more steps in a round"""
+    anneal: Given[Name | None, Named | None] = default(None)
+    """how the learning rate falls from step to step of a round: see
+    [schedules.md](schedules.md#within-a-round)"""
+
+    def __post_init__(self) -> None:
+        settle(self, "local.")
+        if isinstance(self.epochs, Between):
+            _demand_range("local.epochs", self.epochs)
+        if isinstance(self.steps, Between):
+            _demand_range("local.steps", self.steps, whole=True)
+
+
+def _demand_range(key: str, given: Between, whole: bool = False) -> None:
+    """Refuse a range that is empty, or that begins below one step, or not above 0 epochs."""
+    low, high, shown = given.low, given.high, vars(given)
+    demand(low <= high, key, shown, "let low be no more than high")
+    if whole:
+        fits = low >= 1 and isinstance(low, int) and isinstance(high, int)
+        demand(fits, key, shown, "choose whole numbers of 1 or more")
+    demand(low > 0 and high < math.inf, key, shown, "choose numbers above 0")
+
+
+@dataclass(frozen=True)
+class Server:
+    lr: Annotated[Scheduled, Bounds(least=0)] = default(1.0)
+    """the server's step along the combined update. `fedadam` and its variants, `feddyn` and the
+    ADMM family have their own, and refuse it"""
+
+    def __post_init__(self) -> None:
+        settle(self, "server.")
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    every: Count = 1
+    """evaluate every this many rounds, and after the last"""
+    at: tuple[Count, ...] = ()
+    """more rounds after which to evaluate: `[10, 20, 50]`; those after the last round play no
+    role"""
+    on: Given[Part | Sequence[Part], tuple[Part, ...]] = default(("test",))
+    """any of `test`, `validation`, `train`"""
+    validation: Annotated[float, Bounds(above=0, below=1)] = 0.1
+    """the share of the training examples set apart, if `evaluate.on` has `validation` and the data
+    have no [validation images](data.md#your-own-images) of their own"""
+    twin: bool = False
+    """also train the run's centralised twin, and say how near the run came to it: see [The
+    twin](#the-twin)"""
+    local_only: bool = False
+    """also train each client alone, and say who gains by federating: see [Clients by
+    themselves](#clients-by-themselves)"""
+    fine_tune: Annotated[int, Bounds(least=0, most=10_000)] = 0
+    """this many passes of each client over its own examples from the final model, tested before and
+    after; 10000 are the most"""
+    bootstrap: Annotated[int, Bounds(least=0, most=100_000)] = 0
+    """how often examples, and clients, are resampled for 95% intervals of the final measures: 1000
+    is customary, 100000 the most"""
+    metrics: Given[Name | Sequence[Name], tuple[Named, ...]] = default(())
+    """what else to measure, by name or of your own: see [Metrics](#metrics)"""
+    best: bool = False
+    """keep the model that was best on validation beside the last: see
+    [schedules.md](schedules.md#the-best-model)"""
+
+    def __post_init__(self) -> None:
+        settle(self, "evaluate.")
+        names = [named.name.rpartition(":")[2] for named in self.metrics]
+        for name in names:
+            fits = names.count(name) == 1 and name not in ALWAYS_MEASURED
+            demand(fits, "evaluate.metrics", names, f"{name!r} is measured already: leave one out")
+        compared = bool(self.on) or not self.twin
+        demand(compared, "evaluate.on", list(self.on), "name what a twin is compared on: test")
+
+        by_validation = "validation" in self.on or not self.best
+        demand(by_validation, "evaluate.best", True, 'add "validation" to evaluate.on')
+
+    def is_due(self, round: int, rounds: int) -> bool:
+        """Whether a run of `rounds` is evaluated after this round."""
+        return round % self.every == 0 or round == rounds or round in self.at
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Early stopping: a run ends as soon as one of these conditions holds."""
+
+    accuracy: Annotated[float, Bounds(above=0, most=1)] | None = None
+    """the run is over when this accuracy is reached: on validation if it is evaluated there, else
+    on test"""
+    patience: Count | None = None
+    """the run is over when this many evaluations on validation in a row were no better than the
+    best before them"""
+    batches: Count | None = None
+    """the run is over when this many were spent: those of the client that takes the most in each
+    round, added up (`batches_total`)"""
+    bytes: Count | None = None
+    """the run is over when this many went up and down, of all clients together"""
+    seconds: Annotated[float, Bounds(above=0)] | None = None
+    """the run is over when so much time has passed, that of a resumed run before it stopped
+    included"""
+
+    def __post_init__(self) -> None:
+        settle(self, "stop.")
+
+
+@dataclass(frozen=True)
+class Faults:
+    """The probability of each fault, for every client that is asked, in every round."""
+
+    absent: Chance = 0.0
+    """the chance that it never begins"""
+    dropped: Chance = 0.0
+    """the chance that it stops at a moment that is uniform over its time"""
+    nan: Chance = 0.0
+    """the chance that it sends numbers that are none"""
+    infinite: Chance = 0.0
+    """the chance that it sends infinite ones"""
+    huge: Chance = 0.0
+    """the chance that it sends an update of absurd length"""
+    malformed: Chance = 0.0
+    """the chance that it sends wrong shapes"""
+
+    def __post_init__(self) -> None:
+        settle(self, "faults.")
+        both = sum(getattr(self, f.name) for f in fields(self))
+        if both > 1:
+            raise ValueError(f"faults have chances of {both:g} together: choose 1 or less")
+
+
+@dataclass(frozen=True)
+class Reporting:
+    """The server's rules for a round, after Bonawitz et al. (MLSys 2019, arXiv:1902.01046)."""
+
+    over_select: Annotated[float, Bounds(least=1)] = 1.0
+    """ask this many times `clients.per_round`, rounded up; the first `clients.per_round` that
+    report are taken"""
+    deadline: Annotated[float, Bounds(above=0)] | None = None
+    """virtual seconds after which nobody is waited for"""
+    quorum: Chance = 0.0
+    """the share of `clients.per_round` that must report, rounded up; one client always must"""
+    below_quorum: Literal["repeat", "stop"] = "repeat"
+    """`repeat`: 60 virtual seconds later the round is tried again with other clients. `stop`: the
+    run ends, with status `stopped` and what it has"""
+    largest: Annotated[float, Bounds(above=0)] | None = None
+    """the longest update taken, by the norm of all that a client sends; without it, any that is
+    finite"""
+
+    def __post_init__(self) -> None:
+        settle(self, "reporting.")
+
+    def needed(self, goal: int, fewest: int) -> int:
+        """How many of `goal` clients must report, if combining needs at least `fewest` updates."""
+        return max(math.ceil(self.quorum * goal - 1e-9), fewest, 1)
+
+    def rejects(self, norm: float) -> str | None:
+        """The reason to reject an update of this norm, or None."""
+        if math.isnan(norm):
+            return "nan"
+        if math.isinf(norm):
+            return "infinite"
+        return "huge" if self.largest is not None and norm > self.largest else None

@@ -1,0 +1,319 @@
+"""Evaluation of the server's model, on whole data sets and by client."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedlens.algorithm.pieces.losses import Loss
+from fedlens.config.experiment import Experiment
+from fedlens.core import Tree
+from fedlens.core.federation import Examples
+from fedlens.core.trees import HostCopy, moved
+from fedlens.engines import Engine
+from fedlens.engines.graphs import aside
+from fedlens.evaluation.bootstrap import FEWEST, Interval, bootstrap
+from fedlens.evaluation.chosen_metrics import chosen, ece, from_counts, from_logits, reliability
+from fedlens.evaluation.measures import PARTS, measure_name
+from fedlens.evaluation.metrics import Tally, accuracy_by_client, metrics, spread
+from fedlens.rounds import State
+from fedlens.setup import Setup
+from fedlens.setup.data import ClientTests
+
+T = TypeVar("T")
+
+BATCH, PIXELS = 250, 2**21  # maximum images and pixels of a batch: CPU caches hold it
+GPU_BATCH, GPU_PIXELS = 4000, 2**23  # on a GPU: fewer kernel launches
+
+
+class Twin(NamedTuple):
+    """The result of the centralised twin of a run (see `twin.py`)."""
+
+    accuracy: float
+    cached: bool  # whether it was read from the cache
+    by_client: tuple[float, ...] | None = None  # accuracies on clients' tests; NaN without one
+
+
+class ByClient(NamedTuple):
+    """The accuracy of models on each client's test examples; NaN if a client has none."""
+
+    federated: Tensor  # [K]
+    fine_tuned: Tensor | None = None  # [K]
+    local_only: Tensor | None = None  # [K]
+    centralised: Tensor | None = None  # [K] the twin, one model for all clients
+
+
+class Details(NamedTuple):
+    """An evaluation in detail."""
+
+    part: str | None  # the primary part
+    confusion: Tensor | None  # [L, L + 1] true label, prediction; the last column is "no label"
+    client_accuracy: Tensor | None  # [K] on each client's test examples
+    client_tested: Tensor | None  # [K] number of these examples
+    reliability: Tensor | None = None  # [3, bins] see `chosen_metrics.reliability`
+
+    def plain(self) -> dict[str, Any]:
+        """The fields that are present, ready for JSON."""
+        found = {k: v for k, v in self._asdict().items() if v is not None}
+        return {k: v.tolist() if isinstance(v, Tensor) else v for k, v in found.items()}
+
+
+class FromLogits(NamedTuple):
+    """Values computed from the logits of a part."""
+
+    metrics: dict[str, Tensor]  # [] each
+    reliability: Tensor | None
+
+
+Tell = Callable[[int, int], None]
+"""A progress callback: called with the number done and the total."""
+
+Counts = tuple[dict[str, Tally], dict[str, FromLogits], Tensor | None]
+"""By part the tally, and values from logits; for clients' tests, which examples are correct."""
+
+
+class Answers(NamedTuple):
+    """The predictions of a model on a part."""
+
+    tally: Tally
+    correct: Tensor  # [N] bool
+    logits: Tensor | None  # [N, outputs], with `keep_logits`
+
+
+def primary_part(experiment: Experiment) -> str:
+    """The part by which a run is compared with others: test, else validation, else train."""
+    return next(part for part in PARTS if part in experiment.evaluate.on)
+
+
+class Evaluation:
+    """All measures of an experiment's model after a round."""
+
+    def __init__(
+        self, setup: Setup, engine: Engine, state: State, tell: Tell = lambda *_: None
+    ) -> None:
+        """`tell` is called with the number of images tested, over all parts, and the total."""
+        self.setup, self.engine, self.state, self.tell = setup, engine, state, tell
+        self.metrics = chosen(setup.experiment)
+        self._counts: HostCopy | None = None
+
+    def begin(self) -> HostCopy:
+        """Start the evaluation; on a GPU, on its own stream beside the work launched next."""
+        with aside(self.setup.device):
+            self._counts = HostCopy(self._counted())
+        return self._counts
+
+    def _counted(self) -> Counts:
+        setup, engine, state = self.setup, self.engine, self.state
+        loss, num_classes = setup.program.algorithm.objective.loss, setup.dataset.num_classes
+        keep_logits = any(metric.reads_logits for metric in self.metrics)
+        tallies, answers, chosen_ones = {}, {}, {}
+        done, total = 0, sum(map(len, setup.parts.values()))
+        for part, examples in setup.parts.items():
+            told = partial(_tell, self.tell, done, total)
+            found = answer(engine, state, examples, num_classes, loss, keep_logits, told)
+            done += len(examples)
+            tallies[part], answers[part] = found.tally, found.correct
+            if found.logits is not None:  # the next evaluation may overwrite them
+                chosen_ones[part] = self._from_logits(found.logits, examples.labels)
+        correct, tests = None, setup.client_tests
+        if tests is not None and engine.reporting is None:  # a fleet's clients are asked in `read`
+            if tests.part == "test" and setup.program.algorithm.personal is None:
+                correct = answers["test"]  # `read` selects those of clients
+            else:
+                correct = correct_answers(setup, engine, state)
+        return tallies, chosen_ones, correct
+
+    def _from_logits(self, logits: Tensor, labels: Tensor) -> FromLogits:
+        bins = next((m.options["bins"] for m in self.metrics if m.function is ece), None)
+        table = None if bins is None else reliability(logits, labels, bins)
+        return FromLogits(from_logits(self.metrics, logits, labels), table)
+
+    def intervals(
+        self, times: int, watch: Callable[[dict[str, int]], None] | None = None
+    ) -> dict[str, Interval]:
+        """Bootstrap intervals: of the primary part over examples, of clients over clients."""
+        with aside(self.setup.device):  # on the stream where evaluations have their buffers
+            return self._intervals(times, watch)
+
+    def _intervals(
+        self, times: int, watch: Callable[[dict[str, int]], None] | None
+    ) -> dict[str, Interval]:
+        setup, seed = self.setup, self.setup.experiment.seed
+        found: dict[str, Interval] = {}
+        if setup.parts:
+            part, num_classes = primary_part(setup.experiment), setup.dataset.num_classes
+            examples, loss = setup.parts[part], setup.program.algorithm.objective.loss
+            _, _, logits = answer(self.engine, self.state, examples, num_classes, loss, True)
+            assert logits is not None, "they were to be kept"
+            logits, labels = logits.clone(), examples.labels
+            losses = loss(logits.unsqueeze(0), labels.unsqueeze(0)).squeeze(0)
+
+            def measured(drawn: Tensor) -> dict[str, float]:
+                drawn = drawn.to(labels.device)
+                some = logits[drawn], labels[drawn]
+                tally = Tally.of(*some, num_classes, losses[drawn])
+                chosen_ones = from_counts(self.metrics, tally.confusion.cpu())
+                chosen_ones |= {k: float(v) for k, v in from_logits(self.metrics, *some).items()}
+                return metrics(tally) | chosen_ones
+
+            by_example = bootstrap(measured, len(labels), times, seed, watch)
+            found |= {measure_name(part, name): ends for name, ends in by_example.items()}
+        by_client = self.read(None)[1].client_accuracy
+        known = None if by_client is None else by_client[~by_client.isnan()]
+        if known is not None and len(known) >= FEWEST:
+            over = bootstrap(lambda drawn: spread(known[drawn]), len(known), times, seed)
+            found |= {f"client_accuracy_{name}": ends for name, ends in over.items()}
+        return found
+
+    def read(self, twin: Twin | None) -> tuple[dict[str, float], Details]:
+        """The measures, by their names in `measures`, and the details. Waits for the evaluation."""
+        tallies, chosen_ones, correct = (self._counts or self.begin()).read()
+        found: dict[str, float] = {}
+        for part, tally in tallies.items():
+            measured = metrics(tally) | from_counts(self.metrics, tally.confusion.cpu())
+            if part in chosen_ones:
+                measured |= {key: float(value) for key, value in chosen_ones[part].metrics.items()}
+            found |= {measure_name(part, key): value for key, value in measured.items()}
+        primary = primary_part(self.setup.experiment) if tallies else None
+        if twin is not None:
+            assert primary is not None, "a twin is compared on some part: evaluate.on was checked"
+            own = found[measure_name(primary, "accuracy")]
+            found["relative_accuracy"] = own / twin.accuracy if twin.accuracy else math.nan
+        by_client, tested = None, None
+        if self.setup.client_tests is not None:
+            part, held = self.setup.client_tests
+            if correct is None:
+                model = self.state.params | self.state.buffers
+                by_client = self.engine.client_accuracy(model, self.state.clients.rows)
+                assert by_client is not None, "a fleet can ask its clients"
+            else:
+                if part == "test" and self.setup.program.algorithm.personal is None:
+                    correct = correct[held.index]
+                by_client = accuracy_by_client(correct, held)
+            tested = held.sizes
+            found |= {f"client_accuracy_{key}": value for key, value in spread(by_client).items()}
+        confusion = tallies[primary].confusion if primary else None
+        bins = chosen_ones[primary].reliability if primary in chosen_ones else None
+        return found, Details(primary, confusion, by_client, tested, bins)
+
+
+def _tell(tell: Tell, before: int, total: int, done: int) -> None:
+    """Report progress. A recorder may keep this function: it holds no Evaluation, so no model."""
+    tell(before + done, total)
+
+
+def evaluate(
+    engine: Engine, state: State, examples: Examples, num_classes: int, loss: Loss
+) -> Tally:
+    """The tally of the server's model on examples; `metrics` reads it."""
+    return answer(engine, state, examples, num_classes, loss).tally
+
+
+def answer(
+    engine: Engine,
+    state: State,
+    examples: Examples,
+    num_classes: int,
+    loss: Loss,
+    keep_logits: bool = False,
+    tell: Callable[[int], None] = lambda _: None,
+) -> Answers:
+    """The same with the prediction of each example; `tell` is called with the number done."""
+    batch = _batch(engine, examples)
+    batches = [slice(start, start + batch) for start in range(0, len(examples), batch)]
+
+    def tally(model: Tree) -> Answers:
+        total, correct = Tally.zero(num_classes, examples.labels.device), []
+        kept = []
+        for which, logits in zip(batches, engine.predict(model, examples, batches), strict=True):
+            labels = examples.labels[which]
+            losses = loss(logits.unsqueeze(0), labels.unsqueeze(0)).squeeze(0)
+            total = total + Tally.of(logits, labels, num_classes, losses)
+            correct.append(logits.argmax(1) == labels)
+            if keep_logits:
+                kept.append(logits.detach())
+            tell(min(which.stop, len(examples)))
+        return Answers(total, torch.cat(correct), torch.cat(kept) if kept else None)
+
+    key = "evaluate", id(examples), num_classes, loss, keep_logits
+    return _recorded(engine, key, tally, state.params | state.buffers)
+
+
+def correct_answers(setup: Setup, engine: Engine, state: State) -> Tensor:  # [n] bool
+    """For each example that clients are tested on, whether it is classified correctly.
+
+    A client with a model of its own is tested with that.
+    """
+    tests = setup.client_tests
+    assert tests is not None, "who asks for it was checked"
+    examples, held_out = tested_examples(setup, tests), tests.holdings
+    model = state.params | state.buffers
+    if setup.program.algorithm.personal is None:
+        key = "clients", id(examples), id(held_out)
+        return _recorded(engine, key, judge(engine, examples, held_out.index), model)
+    own = personal_models(setup, state)
+    models = [own.get(client, model) for client in range(len(held_out))]
+    rows = [held_out.members(client).to(examples.labels.device) for client in range(len(held_out))]
+    answers = engine.predict_each(models, examples, rows, _batch(engine, examples))
+    found = [rows[0].new_zeros(0, dtype=torch.bool)]
+    for which, logits in zip(rows, answers, strict=True):
+        found.append(logits.argmax(1) == examples.labels[which])
+    return torch.cat(found)
+
+
+def personal_models(setup: Setup, state: State) -> dict[int, Tree]:
+    """The models that clients are measured by, of those that keep anything of their own."""
+    algorithm, model = setup.program.algorithm, state.params | state.buffers
+    if algorithm.personal is None:
+        return {}
+    return {
+        client: algorithm.model_of(model, moved(row, setup.device))
+        for client, row in state.clients.rows.items()
+    }
+
+
+def judge(engine: Engine, examples: Examples, index: Tensor) -> Callable[[Tree], Tensor]:
+    """A function that returns which of these examples a model classifies correctly."""
+    index = index.to(examples.labels.device)
+    batches = [some for some in torch.split(index, _batch(engine, examples)) if len(some)]
+
+    def judge(model: Tree) -> Tensor:  # [n] bool
+        found = [index.new_zeros(0, dtype=torch.bool)]
+        for some, logits in zip(batches, engine.predict(model, examples, batches), strict=True):
+            found.append(logits.argmax(1) == examples.labels[some])
+        return torch.cat(found)
+
+    return judge
+
+
+def tested_by_client(setup: Setup, model: Tree) -> Tensor:  # [K]; NaN without test examples
+    """The accuracy of one model on each client's test examples."""
+    assert setup.client_tests is not None, "who asks for it was checked"
+    examples, held = tested_examples(setup, setup.client_tests), setup.client_tests.holdings
+    return accuracy_by_client(judge(setup.engine, examples, held.index)(model).cpu(), held)
+
+
+def tested_examples(setup: Setup, tests: ClientTests) -> Examples:
+    """The examples that the indices in `tests` refer to."""
+    return setup.parts["test"] if tests.part == "test" else setup.federation.examples
+
+
+def _recorded(engine: Engine, key: object, function: Callable[[Tree], T], model: Tree) -> T:
+    """`function(model)`, replayed from a capture if the engine has one."""
+    recorder = engine.evaluation_recorder
+    result = None if recorder is None else recorder(key, function, model)
+    return function(model) if result is None else result
+
+
+def _batch(engine: Engine, examples: Examples) -> int:
+    """How many images are evaluated together."""
+    height, width = examples.images.shape[2:]
+    workers_on_gpu = any(device.type == "cuda" for device in engine.worker_devices)
+    on_gpu = examples.images.is_cuda or workers_on_gpu
+    most, pixels = (GPU_BATCH, GPU_PIXELS) if on_gpu else (BATCH, PIXELS)
+    return min(max(pixels // (height * width), 1), most)

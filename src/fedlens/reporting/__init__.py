@@ -1,1 +1,0 @@
-"""Which clients are asked to train in a round, which of them report, and when (virtual clock)."""

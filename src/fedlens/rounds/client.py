@@ -1,0 +1,421 @@
+"""What clients do in a round. Local training is implemented only here.
+
+This is straight-line tensor code over C clients side by side; C is 1 if an engine trains clients
+one after another. It has no branch on a tensor's value and no `.item()`: the plan gives the number
+of steps of each client and the number of examples in each batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from operator import itemgetter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedlens.algorithm import Algorithm, numbers_of, pick, same, side_by_side, with_numbers
+from fedlens.algorithm.channel import encode, first_memory
+from fedlens.algorithm.slots import OWN
+from fedlens.config.names import refuse_taken
+from fedlens.core import Cuts, Local, Memory, Tree, Upload, keys, tree_map
+from fedlens.core.federation import Examples
+from fedlens.core.trees import in_order, map_tensors, stack, unstack
+from fedlens.data.augment import Augment
+from fedlens.network.layout import Layout
+from fedlens.network.model import Model
+from fedlens.network.ops import local_step_
+from fedlens.rounds.steps import (
+    StepInput,
+    TakeSteps,
+    WeightForm,
+    alike,
+    as_batch,
+    concatenated,
+    drift_of,
+    each_step,
+    numbers_of_clients,
+    one_for_all,
+    own_rows,
+    rows_of,
+    views_of,
+)
+from fedlens.rounds.uploads import NORM, norm_of
+from fedlens.rounds.work import ClientInputs, Part, Shared, Span, Spans
+
+AUGMENT = keys.purpose("augment")
+
+_A_NUMBER = torch.tensor(1.0)  # stands for every nonzero number in `ClientProgram._structure`
+
+
+@dataclass(frozen=True)
+class ClientProgram:
+    """Local training, uploads and, if `combine` is linear or all clients are here, combination.
+
+    In a sweep, `algorithm` has numbers [G], and `each` lists the algorithms of the experiments.
+    """
+
+    algorithm: Algorithm
+    layout: Layout
+    augment: Augment | None = None
+    each: tuple[Algorithm, ...] = ()
+    form: WeightForm | None = None
+    guarded: bool = False  # whether the norm of all that a client sends is measured
+    apart: bool = False  # whether uploads stay uncombined: which others report is not known yet
+
+    @classmethod
+    def joint(cls, programs: Sequence[ClientProgram], like: Tensor) -> ClientProgram:
+        """One program for the clients of several experiments that differ only in numbers.
+
+        Only the local steps are computed side by side; for the rest each experiment uses its own
+        algorithm. `like` has the dtype and the device of the parameters.
+        """
+        first, each = programs[0], tuple(program.algorithm for program in programs)
+        if len(each) == 1:
+            return first
+        algorithm = replace(
+            first.algorithm,
+            objective=side_by_side([one.objective for one in each], like),
+            solve=side_by_side([one.solve for one in each], like),
+        )
+        return replace(first, algorithm=algorithm, each=each)
+
+    @property
+    def algorithms(self) -> tuple[Algorithm, ...]:
+        """The algorithm of each experiment."""
+        return self.each or (self.algorithm,)
+
+    @cached_property
+    def own_names(self) -> tuple[str, ...]:
+        """The tensors of the model that are each client's own."""
+        personal = self.algorithm.personal
+        return () if personal is None else tuple(personal.names(self.layout))
+
+    def leaving(self, model: Tree) -> Tree:
+        """Those tensors of a model, or of an update, that clients send."""
+        personal = self.algorithm.personal
+        if personal is None or personal.averaged:
+            return model
+        return {name: t for name, t in model.items() if name not in self.own_names}
+
+    @cached_property
+    def numbers(self) -> list[list[float]]:  # P of G
+        """The numbers of each experiment's local steps, which a recorded round takes as input."""
+        return numbers_of([(one.objective, one.solve) for one in self.algorithms])
+
+    def differs_in_numbers_alone(self, other: ClientProgram) -> bool:
+        """Whether the clients' part of both programs differs in nothing but `numbers`."""
+        return same(self._structure, other._structure)
+
+    def with_numbers(self, numbers: Sequence[float]) -> ClientProgram:
+        """This program with the `numbers` of another one that differs only in these."""
+        rules = self.algorithm.objective, self.algorithm.solve
+        objective, solve = with_numbers(rules, iter(numbers))
+        return replace(self, algorithm=replace(self.algorithm, objective=objective, solve=solve))
+
+    @cached_property
+    def _structure(self) -> tuple[Any, ...]:
+        found: list[Any] = [self.layout, self.augment, self.form, self.guarded, self.apart]
+        for one in self.algorithms:
+            rules = with_numbers((one.objective, one.solve), itertools.repeat(_A_NUMBER))
+            found += [rules, one.upload, one.channel, one.combine, one.carries, one.memory]
+            found += [one.personal, one.discloses]
+        return tuple(found)
+
+    def run(
+        self,
+        model: Model,
+        examples: Examples,
+        cuts: Cuts,
+        spans: Spans,
+        shared: Shared,
+        inputs: ClientInputs,
+        take_steps: TakeSteps | None = None,
+    ) -> list[Part]:
+        """Run all steps of all clients, and return what they send: a part for each experiment.
+
+        `take_steps` is an engine's own implementation, which keeps clients' tensors in place.
+        """
+        some_of = rows_of if take_steps is None else views_of
+        take_steps = take_steps or partial(self.take_steps, model, examples)
+        local, loss = self._train(examples.labels, cuts, take_steps, some_of, shared, inputs)
+        client_keys = inputs.keys
+        if inputs.to_cohort is not None:
+            order = inputs.to_cohort
+            local, loss, client_keys = map_tensors(
+                (local, loss, client_keys), lambda t: t[order] if t.ndim and len(t) > 1 else t
+            )
+        with torch.no_grad():
+            uploads = self._uploads(spans, local, shared.exact)
+            return [
+                self._send(span, upload, local, loss, inputs, client_keys)
+                for span, upload in zip(spans, uploads, strict=True)
+            ]
+
+    def _train(
+        self,
+        known_labels: Tensor,
+        cuts: Cuts,
+        take_steps: TakeSteps,
+        some_of: Callable[[Local, slice], Local],
+        shared: Shared,
+        inputs: ClientInputs,
+    ) -> tuple[Local, Tensor]:
+        """The clients after their steps, and their mean loss [C]."""
+        local = self._start(shared, inputs)
+        algorithm = self.algorithm_of(local)
+        if algorithm.local_step is not None and algorithm.local_step.contracts:
+            local.drift = drift_of(algorithm, local)
+        dtype, device = next(iter(local.params.values())).dtype, known_labels.device
+        index, counts = inputs.plan.index, inputs.plan.counts
+        labels = known_labels[index]
+        mask = (torch.arange(index.shape[2], device=device) < counts[:, :, None]).to(dtype)
+        steps = torch.arange(index.shape[1], device=device)
+        augment_keys = dropout_keys = inputs.dropout_keys
+        if self.augment is not None:
+            augment_keys = keys.fold(inputs.keys[:, None], AUGMENT, steps)
+        ones = torch.ones(index.shape[:2], dtype=dtype, device=device)
+        losses: list[Tensor] = []
+        finished: list[Local] = []
+
+        for some, training, width in alike(cuts):
+            if training < len(local.steps):
+                finished.append(some_of(local, slice(training, None)))
+                local = some_of(local, slice(training))
+                algorithm = self.algorithm_of(local)
+            rows = (slice(training), some)
+            now = StepInput(
+                chosen=index[rows][..., :width],
+                labels=labels[rows][..., :width],
+                mask=mask[rows][..., :width],
+                counts=counts[rows],
+                dropout_keys=dropout_keys[rows],
+                augment_keys=augment_keys[rows],
+                ones=ones[rows],
+                step=steps[some],
+            )
+            local, loss = take_steps(algorithm, local, now)
+            missing = len(index) - training
+            losses.append(F.pad(loss, (0, 0, 0, missing)) if missing else loss)
+
+        whole = concatenated([local, *reversed(finished)]) if finished else local
+        params = {name: p.detach() for name, p in whole.params.items()}
+        # Not in place: a recorder may own `whole`.
+        whole = replace(whole, params=params, step=None, count=None, loss=None, drift={})
+        total = counts.new_zeros(len(index), dtype=dtype)
+        if losses:
+            total = (torch.cat(losses, 1) * counts[:, : len(cuts[0])]).sum(1)
+        return whole, total / counts.sum(1).clamp(min=1)
+
+    def algorithm_of(self, local: Local) -> Algorithm:
+        """The algorithm with, for each of these clients, the numbers of its experiment."""
+        if not local.numbers:
+            return pick(self.algorithm, local.group if self.each else None)
+        rules = self.algorithm.objective, self.algorithm.solve
+        objective, solve = with_numbers(rules, iter(local.numbers))
+        return replace(self.algorithm, objective=objective, solve=solve)
+
+    def take_steps(
+        self,
+        model: Model,
+        examples: Examples,
+        algorithm: Algorithm,
+        local: Local,
+        now: StepInput,
+        on_step: Callable[[], None] = lambda: None,
+    ) -> tuple[Local, Tensor]:
+        """Take S steps with equal numbers of clients and examples; the losses are [C, S]."""
+        losses = []
+        prepare = model.normalise if self.augment is None else None
+        for one, images in each_step(examples, now, prepare):
+            local, loss = self._take_step(model, images, algorithm, local, one)
+            losses.append(loss)
+            on_step()
+        return local, torch.stack(losses, 1)
+
+    def _take_step(
+        self, model: Model, images: Tensor, algorithm: Algorithm, local: Local, now: StepInput
+    ) -> tuple[Local, Tensor]:
+        """Take one step of every client; the loss is [C]."""
+        batch, mixture = as_batch(images, now, self.augment)
+        for p in local.params.values():
+            p.requires_grad_()
+        weights: dict[str, Any] = local.params
+        if self.form is not None:
+            weights = weights | self.form.weights(local, now.step)
+        logits, local.buffers = model(
+            weights, local.buffers, batch.images, now.dropout_keys, batch.mask
+        )
+        objective, step = algorithm.objective, algorithm.local_step
+        contracts = step is not None and step.contracts and not step.is_plain
+        if contracts:  # `local_step_` applies the penalties
+            objective = replace(objective, penalties=())
+        if mixture is not None:
+            logits, batch = mixture.two_labels(logits, batch)
+        local.step, local.count = now.step, now.counts
+        loss, plain_loss = objective(logits, batch, local)
+        local.loss = plain_loss
+        found = torch.autograd.grad(
+            one_for_all(loss, now.ones),
+            list(local.params.values()),
+            allow_unused=True,
+            # Layers that take their step in the backward pass return no gradients.
+            materialize_grads=not model.takes_steps,
+        )
+        grads = {name: g for name, g in zip(local.params, found, strict=True) if g is not None}
+        params = {name: local.params[name] for name in grads}
+        if params:
+            with torch.no_grad():
+                if contracts:
+                    assert step is not None
+                    local_step_(params, grads, local.anchor, local.drift, step.lr, step.decay)
+                else:
+                    params, local.solver = algorithm.solve.update(
+                        grads, local.solver, params, local
+                    )
+            local.params = {name: params.get(name, p) for name, p in local.params.items()}
+        return local, plain_loss
+
+    def _start(self, shared: Shared, inputs: ClientInputs) -> Local:
+        """The clients before their first step: the server's model, and what each remembers."""
+        clients, memory = len(inputs.keys), stack(inputs.memory)
+        anchor, told, group = shared.params, shared.told, inputs.group
+        if group is None:
+            params, buffers = (
+                {name: t.expand(clients, *t.shape[1:]).clone() for name, t in tree.items()}
+                for tree in (shared.params, shared.buffers)
+            )
+        else:
+            anchor, told, params, buffers = map_tensors(
+                (shared.params, shared.told, shared.params, shared.buffers), lambda t: t[group]
+            )
+        for name, own in memory.get(OWN, {}).items():
+            (params if name in params else buffers)[name] = own.clone()
+        local = Local(
+            params=params,
+            buffers=buffers,
+            anchor=anchor,
+            exact={},
+            told=told,
+            facts=inputs.facts,
+            memory=memory,
+            solver={},
+            steps=inputs.steps,
+            group=group,
+            numbers=numbers_of_clients(inputs, params),
+            client_keys=inputs.keys,
+        )
+        algorithm = self.algorithm_of(local)
+        if self.form is not None and algorithm.local_step is not None:
+            local.factored = self.form.start(local, inputs, algorithm.local_step)
+        local.solver = algorithm.solve.init(params)
+        for name in self.algorithm.carries & local.solver.keys():
+            local.solver[name] = tree_map(torch.clone, memory[f"solver.{name}"])
+        return local
+
+    def _uploads(self, spans: Spans, local: Local, exact: Tree) -> list[Upload]:
+        """What clients send, experiment by experiment."""
+        group = local.group
+        if group is None:
+            return [self._upload(0, replace(local, exact=exact))]
+        alike = self.form is not None and self.form.sums_uploads  # uploads are small then
+        if alike or not self.each:  # or groups are versions of one experiment's model
+            own = {name: t[group] for name, t in exact.items()}
+            whole = self._upload(0, replace(local, exact=own))
+            return [map_tensors(whole, itemgetter(slice(first, end))) for _, first, end in spans]
+        found = []
+        for number, first, end in spans:
+            mine: Local = map_tensors(local, partial(own_rows, slice(first, end)))
+            mine.exact = {name: t[number : number + 1] for name, t in exact.items()}
+            found.append(self._upload(number, mine))
+        return found
+
+    def _upload(self, number: int, local: Local) -> Upload:
+        """What the clients of one experiment send."""
+        own = self.algorithms[number]
+        algorithm = self.algorithm_of(local) if local.numbers else own
+        local = replace(local, lr=algorithm.solve.learning_rate)
+        if (
+            self.form is not None
+            and not self.form.sums_uploads
+            and algorithm.local_step is not None
+        ):
+            local = self.form.multiplied_out(local, algorithm.local_step)
+        return own.upload(local)
+
+    def _send(
+        self,
+        span: Span,
+        upload: Upload,
+        local: Local,
+        loss: Tensor,
+        inputs: ClientInputs,
+        client_keys: Tensor,
+    ) -> Part:
+        """What comes back from the clients of one experiment."""
+        number, rows = span[0], slice(*span[1:])
+        algorithm = self.algorithms[number]
+        shares, cohort = inputs.shares[rows], inputs.cohort_of(rows)
+        if "label_counts" not in algorithm.discloses:
+            cohort = cohort._replace(label_shares=None)
+        model, solver, loss, client_keys = map_tensors(
+            (local.params | local.buffers, local.solver, loss, client_keys), itemgetter(rows)
+        )
+        sent, keep = self.leaving(upload.update), dict(upload.keep)
+        algorithm.check_kept(keep)
+        memory: Memory = {}
+        if any(step.remembers for step in algorithm.channel):
+            memory = map_tensors(local.memory, itemgetter(rows))
+        sent, channel_scalars, channel_keep = encode(
+            algorithm.channel, sent, memory, client_keys, self.layout
+        )
+        for name in upload.tracks if algorithm.channel else ():
+            keep[name] = {
+                key: t + (sent[key] - upload.update[key]).to(t) for key, t in keep[name].items()
+            }
+        keep |= channel_keep
+        keep |= {f"solver.{name}": solver[name] for name in algorithm.carries & solver.keys()}
+        if self.own_names:
+            keep[OWN] = {name: model[name] for name in self.own_names}
+        refuse_taken([*upload.scalars, *channel_scalars])
+        scalars = {"loss": loss, **upload.scalars}
+        if self.guarded:
+            scalars[NORM] = norm_of([sent, *upload.extra.values()], loss)
+        whole = len(loss) == inputs.cohort_sizes[number]
+        elsewhere = self.apart or algorithm.combine.at_server
+        combined = not elsewhere and (algorithm.sums_parts or whole)
+        if combined:
+            sent = algorithm.combine(sent, shares, cohort, self.layout)
+        counters = {name: t.amax(0) for name, t in model.items() if not t.is_floating_point()}
+        sums = {n: {k: t.sum(0) for k, t in tree.items()} for n, tree in upload.extra.items()}
+        # The same layout and order for all clients: a recorder identifies tensors by position.
+        kept = unstack(map_tensors(in_order(keep), Tensor.contiguous), len(loss))
+        return Part(
+            update=sent,
+            counters=counters,
+            extra=sums,
+            keep=kept,
+            scalars=scalars,
+            combined=combined,
+            borrowed=False,
+            group=number,
+            channel_scalars=channel_scalars,
+        )
+
+    def memory(self, params: Tree, buffers: Tree, told: Memory) -> Memory:
+        """The initial memory of a client that was never selected."""
+        algorithm = self.algorithm
+        memory = {name: first(params, told) for name, first in algorithm.memory.items()}
+        memory |= first_memory(algorithm.channel, params)
+        if not algorithm.reset:
+            (solver,) = unstack(algorithm.solve.init({n: p[None] for n, p in params.items()}), 1)
+            memory |= {f"solver.{name}": solver[name] for name in algorithm.carries & solver.keys()}
+        if self.own_names:
+            model = params | buffers
+            memory[OWN] = {name: model[name] for name in self.own_names}
+        ordered: Memory = in_order(memory)
+        return ordered

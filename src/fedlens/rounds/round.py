@@ -1,0 +1,404 @@
+"""One round from start to end, and all that a run remembers between rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedlens.algorithm import Algorithm
+from fedlens.algorithm.channel import decode
+from fedlens.config.names import refuse_taken
+from fedlens.core import Cohort, Facts, Gathered, Memory, Tree, keys, tree_map
+from fedlens.core.by_client import ByClient
+from fedlens.core.federation import Federation
+from fedlens.core.trees import copies, copy_tensors, moved, stack
+from fedlens.network.network import Network
+from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.cohorts import Asked, BelowQuorum, Call, Reports, ask
+from fedlens.rounds.engine import Engine, Unreported
+from fedlens.rounds.gathering import Gathering, gathering
+from fedlens.rounds.reports import Clock, Reporting
+from fedlens.rounds.traffic import num_bytes, sum_of_bytes
+from fedlens.rounds.uploads import NORM, Uploads
+from fedlens.rounds.work import Part, Shared, Work, exact_model
+
+COMBINE = keys.purpose("combine")
+_PARTS = ("params", "buffers", "told")  # the parts of what clients are sent
+
+
+@dataclass(frozen=True)
+class ClientMemory:
+    """What clients remember between rounds. A client that was never selected takes no memory."""
+
+    rows: Mapping[int, Memory] = field(default_factory=ByClient)
+    num_examples: int = 0  # held by these clients together, each when it first took part
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rows, ByClient):  # from a checkpoint
+            object.__setattr__(self, "rows", ByClient(self.rows))
+
+    def take(self, clients: Tensor, first: Callable[[], Memory]) -> list[Memory]:
+        """The memory of each of these clients; `first` returns that of a client never selected."""
+        if not self.rows:
+            return [first()] * len(clients)
+        listed = clients.tolist()
+        new = {} if all(client in self.rows for client in listed) else first()
+        return [self.rows.get(client, new) for client in listed]
+
+    def put(self, clients: Tensor, keep: Sequence[Memory], sizes: Tensor) -> ClientMemory:
+        if not any(keep):
+            return self
+        assert isinstance(self.rows, ByClient)
+        rows = self.rows.changed(dict(zip(clients.tolist(), keep, strict=True)))
+        return ClientMemory(rows, self.num_examples_with(clients, sizes))
+
+    def num_examples_with(self, clients: Tensor, sizes: Tensor) -> int:
+        """How many examples are held by the clients that took part so far and by these."""
+        seen = dict(zip(clients.tolist(), sizes.tolist(), strict=True))
+        new: int = sum(size for client, size in seen.items() if client not in self.rows)
+        return self.num_examples + new
+
+
+@dataclass(frozen=True)
+class State:
+    """All that a run remembers between rounds, and all that a checkpoint holds."""
+
+    round: int
+    params: Tree
+    buffers: Tree
+    server: Memory  # [1, ...] what `advance` remembers
+    told: Memory  # what the server sends besides the model
+    clients: ClientMemory
+    combining: Memory = field(default_factory=dict)  # what `combine` remembers
+    time: float = 0.0  # of the virtual clock, if there is one
+    flights: Tree = field(default_factory=dict)  # [M] each: clients still training, see `cohorts`
+    versions: Mapping[int, Any] = field(default_factory=dict)
+    """What these clients were sent when they started, the model included, by round."""
+
+
+class Outcome(NamedTuple):
+    """What a round did, for the record."""
+
+    train_loss: Tensor  # of local training, the mean over examples
+    batches: int  # of the client that took the most
+    examples: int  # processed by all clients together
+    clients: Sequence[int]  # that took part; a client that was drawn twice is listed twice
+    bytes_up: int
+    bytes_down: int
+    scalars: Mapping[str, Tensor]  # what the algorithm measured
+    reports: Reports  # which clients reported, and why others that were asked did not
+
+
+def begin(
+    network: Network, program: ClientProgram, federation: Federation, device: torch.device
+) -> State:
+    params = {name: p.to(device) for name, p in network.params.items()}
+    buffers = {name: b.to(device) for name, b in network.buffers.items()}
+    server = program.algorithm.advance.init({n: p.double()[None] for n, p in params.items()})
+    told: Memory = {}
+    for tell in program.algorithm.tell:
+        told |= tell.init(params, federation)
+    combining = program.algorithm.combine.init(params)
+    return State(0, params, buffers, server, told, ClientMemory(), combining=combining)
+
+
+@dataclass(frozen=True)
+class RoundInput:
+    """What one experiment needs for a round: its program, federation, state, seed and clock."""
+
+    program: ClientProgram
+    federation: Federation
+    state: State
+    seed: int
+    clock: Clock | None = None
+
+    def call(self, elsewhere: Reporting | None) -> Call:
+        state = self.state
+        return Call(
+            algorithm=self.program.algorithm,
+            federation=self.federation,
+            seed=self.seed,
+            round=state.round,
+            clock=self.clock,
+            time=state.time,
+            flights=state.flights,
+            elsewhere=elsewhere,
+        )
+
+
+def run_round(
+    program: ClientProgram,
+    federation: Federation,
+    engine: Engine,
+    state: State,
+    seed: int,
+    clock: Clock | None = None,
+) -> tuple[State, Outcome]:
+    """Run one round. `state` is not modified."""
+    (after,) = run_rounds(program, engine, [RoundInput(program, federation, state, seed, clock)])
+    return after
+
+
+def run_rounds(
+    program: ClientProgram,
+    engine: Engine,
+    experiments: Sequence[RoundInput],
+    tell: Callable[[int, Work], None] = lambda *_: None,
+) -> list[tuple[State, Outcome]]:
+    """Run a round of each of G experiments; the engine trains their clients as one cohort.
+
+    `program` is their programs as one, see `ClientProgram.joint`. `tell` is called whenever uploads
+    arrive, with the number of clients so far and with the work of all. Invalid updates are found
+    when all clients have trained: then these train again without the clients that sent them, which
+    gives the same updates of the others, and the shares that are right without those clients.
+    """
+    gathered = _gatherings(experiments, engine.reporting)
+    reports = [_named(g, one.reports) for g, one in enumerate(gathered)]
+    while True:
+        models = [_models(*each) for each in zip(experiments, reports, strict=True)]
+        works = [_work(*each) for each in zip(experiments, reports, models, strict=True)]
+        shared, exact = _shared(experiments, models)
+        uploads = [Uploads() for _ in experiments]
+        work, done = Work.joint(works), 0
+        try:
+            for part in engine.map(program, shared, work) if len(work) else ():
+                uploads[part.group].add(part)
+                done += len(part.scalars["loss"])
+                tell(done, work)
+            wholes = [one.whole() for one in uploads]
+            rejected = [_rejected(*each) for each in zip(experiments, wholes, strict=True)]
+        except Unreported as error:  # raised only if there is one experiment
+            rejected = [dict(error.rows)]
+        if not any(rejected):
+            break
+        for g, rows in enumerate(rejected):
+            if rows:
+                reports[g] = _named(g, partial(gathered[g].without, reports[g], rows))
+    exacts = [exact]
+    if len(experiments) > 1:
+        exacts = [{n: t[g : g + 1] for n, t in exact.items()} for g in range(len(experiments))]
+    each = zip(experiments, reports, works, wholes, exacts, _size_shares(works, exact), strict=True)
+    return [_move(*one) for one in each]
+
+
+def _size_shares(works: Sequence[Work], exact: Tree) -> tuple[Tensor, ...]:
+    """The `size_shares` of each experiment's cohort on the server's device, in one transfer."""
+    device = next(iter(exact.values())).device
+    shares: Tensor = moved(torch.cat([work.cohort.size_shares for work in works]), device)
+    return torch.split(shares, [*map(len, works)])
+
+
+def _gatherings(experiments: Sequence[RoundInput], elsewhere: Reporting | None) -> list[Gathering]:
+    """For each experiment, the object that gathers the reports of its round."""
+    calls = [one.call(elsewhere) for one in experiments]
+    if any(call.algorithm.pace is not None for call in calls):
+        return [gathering(call, None) for call in calls]
+    asked = ask([(call, call.select(call.num_asked)) for call in calls])
+    return [gathering(*each) for each in zip(calls, asked, strict=True)]
+
+
+T = TypeVar("T")
+
+
+def _named(number: int, function: Callable[[], T]) -> T:
+    """Call `function`; if too few clients report, put the experiment's number into the error."""
+    try:
+        return function()
+    except BelowQuorum as error:
+        error.experiment = number
+        raise
+
+
+def _models(experiment: RoundInput, reports: Reports) -> dict[int, Memory]:
+    """The models that the reporting clients started from, by their round, oldest first."""
+    state = experiment.state
+    known = {**state.versions, state.round: _model(state)}
+    return {number: known[number] for number in sorted({f.version for f in reports.landed})} or {
+        state.round: known[state.round]
+    }
+
+
+def _model(state: State) -> dict[str, Any]:
+    return {"params": state.params, "buffers": state.buffers, "told": state.told}
+
+
+def _shared(
+    experiments: Sequence[RoundInput], models: Sequence[Mapping[int, Memory]]
+) -> tuple[Shared, Tree]:
+    """What clients are sent, and the models [G, ...] in float64 that servers update."""
+    sent = [model for versions in models for model in versions.values()]
+    params, buffers, told = (stack([one[part] for one in sent]) for part in _PARTS)
+    exact = exact_model(params | buffers)
+    pace = experiments[0].program.algorithm.pace
+    if pace is None:
+        return Shared(params, buffers, exact, told), exact
+    assert len(experiments) == 1, "asynchronous rounds are those of one experiment"
+    state = experiments[0].state
+    now = exact_model(stack([state.params | state.buffers]))
+    if pace.since == "now":
+        exact = {name: t.expand(len(sent), *t.shape[1:]).contiguous() for name, t in now.items()}
+    return Shared(params, buffers, exact, told), now
+
+
+def _work(experiment: RoundInput, reports: Reports, models: Mapping[int, Memory]) -> Work:
+    """The work and the share of each client that reports; other clients play no role."""
+    algorithm, federation = experiment.program.algorithm, experiment.federation
+    state = experiment.state
+    clients, client_keys, holdings, plan = reports.reported
+    counts = federation.label_counts(holdings)
+    cohort = _cohort(algorithm, federation, state, reports.reported, counts)
+    group, memory = None, []
+    if reports.landed:
+        versions = torch.tensor([flight.version for flight in reports.landed])
+        cohort = cohort._replace(staleness=state.round - versions)
+        group = torch.searchsorted(torch.tensor(list(models)), versions)
+    if group is None or len(models) == 1:
+        (model,) = models.values()
+        memory, group = state.clients.take(clients, partial(_first, experiment, model)), None
+    else:
+        for client, model in zip(clients, map([*models.values()].__getitem__, group), strict=True):
+            memory += state.clients.take(client[None], partial(_first, experiment, model))
+    return Work(
+        plan=plan,
+        keys=client_keys,
+        facts=Facts(holdings.sizes, counts),
+        memory=memory,
+        shares=algorithm.weigh(cohort).double(),
+        cohort=cohort,
+        cohort_sizes=(len(clients),),
+        rounds=(state.round,),
+        group=group,
+    )
+
+
+def _first(experiment: RoundInput, model: Mapping[str, Any]) -> Memory:
+    return experiment.program.memory(*(model[part] for part in _PARTS))
+
+
+def _rejected(experiment: RoundInput, uploads: Part) -> dict[int, str]:
+    """The rows of uploads that are rejected, each with the reason."""
+    if experiment.clock is None or NORM not in uploads.scalars:
+        return {}
+    reporting = experiment.clock.reporting
+    reasons = map(reporting.rejects, uploads.scalars[NORM].tolist())
+    return {row: reason for row, reason in enumerate(reasons) if reason is not None}
+
+
+def _move(
+    experiment: RoundInput,
+    reports: Reports,
+    work: Work,
+    uploads: Part,
+    exact: Tree,
+    size_shares: Tensor,
+) -> tuple[State, Outcome]:
+    """The server's half of an experiment's round; `exact` is its model [1, ...] in float64.
+
+    It launches few kernels: a GPU's queue holds about a thousand launches, and if it is full, the
+    host waits for the clients' kernels, which were queued before.
+    """
+    algorithm, state = experiment.program.algorithm, experiment.state
+    cohort, device = work.cohort, next(iter(state.params.values())).device
+    update, combining = uploads.update, state.combining
+    if not uploads.combined:
+        # Moved without waiting: a plain copy of each would wait for the work queued on the GPU.
+        shares, there = moved((work.shares, cohort), device)
+        key = keys.root(experiment.seed, COMBINE, state.round)
+        update, combining = algorithm.combine.update(
+            update, shares, there, experiment.program.layout, combining, key
+        )
+    update = {name: update.get(name, t.new_zeros(t.shape[1:])) for name, t in exact.items()}
+    update, decoded = decode(algorithm.channel, update, experiment.seed, state.round, cohort)
+    gathered = Gathered(cohort, uploads.extra, update)
+
+    # Not in place: the next round may overwrite the update, and a server may keep its grads.
+    negative = torch._foreach_neg([update[name].unsqueeze(0) for name in state.params])
+    grads = dict(zip(state.params, negative, strict=True))
+    memory = copies(state.server)
+    start = {name: exact[name] for name in state.params}
+    new, server = algorithm.advance.update(grads, memory, start, gathered)
+    params = tree_map(torch.empty_like, state.params)
+    copy_tensors({name: new[name].squeeze(0) for name in params}, params)
+    buffers = {
+        name: (exact[name].squeeze(0) + update[name]).to(b.dtype)
+        if b.is_floating_point()
+        else torch.maximum(b, uploads.counters.get(name, b))
+        for name, b in state.buffers.items()
+    }
+    model = state.params | state.buffers
+    means = {
+        name: (t.double() * size_shares).sum()
+        for name, t in uploads.scalars.items()
+        if name != NORM
+    }
+    means |= {name: t.double().mean() for name, t in uploads.channel_scalars.items()}
+    means |= decoded
+    for measure in algorithm.measures:
+        measured = measure(state.params, params)
+        refuse_taken(measured)
+        means |= measured
+    outcome = Outcome(
+        train_loss=means.pop("loss", size_shares.new_tensor(torch.nan)),  # nobody took part
+        batches=max(work.plan.steps.tolist(), default=0),
+        examples=int(work.plan.counts.sum()),
+        clients=cohort.clients.tolist(),
+        bytes_up=(
+            num_bytes(experiment.program.leaving(model), algorithm.channel)
+            + sum_of_bytes(uploads.extra)
+        )
+        * reports.num_sent_up,
+        bytes_down=(num_bytes(model) + sum_of_bytes(state.told)) * reports.num_sent_down,
+        scalars=means,
+        reports=reports,
+    )
+    told = state.told
+    for tell in algorithm.tell if len(work) else ():
+        told = told | tell.update(told, gathered)
+    kept = state.clients.put(cohort.clients, uploads.keep, cohort.sizes)
+    left = set(reports.flights["version"].tolist()) if reports.flights else set()
+    known = {**state.versions, state.round: _model(state)}
+    after = State(
+        round=state.round + 1,
+        params=params,
+        buffers=buffers,
+        server=server,
+        told=told,
+        combining=combining,
+        clients=kept,
+        time=reports.time,
+        flights=dict(reports.flights),
+        versions={number: model for number, model in known.items() if number in left},
+    )
+    return after, outcome
+
+
+def _cohort(
+    algorithm: Algorithm, federation: Federation, state: State, reported: Asked, counts: Tensor
+) -> Cohort:
+    clients, _, holdings, plan = reported
+    sizes = holdings.sizes.numpy()
+    total = int(sizes.sum())
+    size_shares = torch.from_numpy(sizes / max(total, 1))
+    label_shares = None
+    if "label_counts" in algorithm.discloses:
+        totals = counts.sum(0)
+        shares = counts.double() / totals.clamp(min=1)
+        label_shares = torch.where(totals > 0, shares, size_shares[:, None])
+    if algorithm.weigh.over == "seen":
+        total = state.clients.num_examples_with(clients, holdings.sizes)
+    elif algorithm.weigh.over == "population":
+        total = federation.num_examples(state.round)
+    return Cohort(
+        clients=clients,
+        sizes=holdings.sizes,
+        steps=plan.steps,
+        size_shares=size_shares,
+        label_shares=label_shares,
+        num_clients=federation.num_clients,
+        num_examples=total,
+    )

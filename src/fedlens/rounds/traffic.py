@@ -1,0 +1,69 @@
+"""How many bytes clients send and receive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedlens.algorithm.slots import ChannelStep
+from fedlens.core import Facts, Local, Memory, Tree
+from fedlens.core.trees import map_tensors
+from fedlens.rounds.client import ClientProgram
+
+
+def num_bytes(tree: Tree, channel: Sequence[ChannelStep] = ()) -> int:
+    """The bytes of a tree as it is sent; only the server uses float64, clients send float32."""
+    total = 0
+    for tensor in tree.values():
+        if not tensor.is_floating_point():
+            total += tensor.nbytes
+            continue
+        bits = 8 * tensor.numel() * min(tensor.element_size(), 4)
+        for step in channel:
+            bits = step.num_bits(tensor.numel(), bits)
+        total += -(-bits // 8)
+    return total
+
+
+def sum_of_bytes(memory: Memory) -> int:
+    return sum(map(num_bytes, memory.values()))
+
+
+def traffic(program: ClientProgram, params: Tree, buffers: Tree, told: Memory) -> tuple[int, int]:
+    """The bytes that a client sends in a round, and those that it receives."""
+    model = params | buffers
+    extra = _sent_besides(program, params, buffers, told)
+    up = num_bytes(program.leaving(model), program.algorithm.channel) + sum_of_bytes(extra)
+    return up, num_bytes(model) + sum_of_bytes(told)
+
+
+def _sent_besides(program: ClientProgram, params: Tree, buffers: Tree, told: Memory) -> Memory:
+    """What a client sends besides its update, computed for a client that has not trained."""
+    algorithm, memory = program.algorithm, program.memory(params, buffers, told)
+    one: Any = map_tensors((params, buffers, told, memory), lambda t: t[None].clone())
+    params, buffers, told, memory = one
+    model = params | buffers
+    zero = torch.zeros(1, dtype=torch.int64)
+    local = Local(
+        params=params,
+        buffers=buffers,
+        anchor=params,
+        exact={name: t.double() for name, t in model.items() if t.is_floating_point()},
+        told=told,
+        facts=Facts(zero, zero[None]),
+        memory=memory,
+        solver=algorithm.solve.init(params),
+        steps=zero,
+        lr=algorithm.solve.learning_rate,
+        client_keys=zero,
+    )
+    with torch.no_grad():
+        sent = algorithm.upload(local).extra
+    return {name: map_tensors(tree, _of_one) for name, tree in sent.items()}
+
+
+def _of_one(tensor: Tensor) -> Tensor:
+    return tensor[0]
