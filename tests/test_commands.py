@@ -57,7 +57,11 @@ def test_every_option_of_a_command_in_a_sentence_exists(page):
     for text in in_backticks(prose(page)):
         for _, words in commands(text) if text.startswith("fedlens ") else ():
             command, rest = command_for(words)
-            options = {one for parameter in command.params for one in parameter.opts}
+            options = {
+                one
+                for parameter in command.params
+                for one in (*parameter.opts, *parameter.secondary_opts)
+            }
             given = {word.partition("=")[0] for word in rest if word.startswith("--")}
             assert given <= options | {"--help"}, text
 

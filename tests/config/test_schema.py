@@ -13,6 +13,7 @@ from fedlens.config.explained import explain
 from fedlens.config.names import CHOSEN_BY_NAME, KINDS
 from fedlens.config.options import described, in_words, options_of
 from fedlens.config.schema import schema
+from fedlens.recipes.store import read_packed
 
 ROOT = Path(__file__).parents[2]
 LEAST = {"dataset": "fashion-mnist-mini", "model": "lenet5", "rounds": 2}
@@ -26,14 +27,18 @@ def checker():
 
 
 def stored():
-    return [*(ROOT / "examples").glob("*.toml"), *(ROOT / "results").rglob("experiment.toml")]
+    """The examples, and the experiments of all stored runs of the papers."""
+    examples = [tomllib.loads(path.read_text()) for path in (ROOT / "examples").glob("*.toml")]
+    packed = (read_packed(file)[1] for file in (ROOT / "results").rglob("*.json.xz"))
+    runs = [run for cells in packed for cell in cells.values() for run in cell]
+    return [*examples, *(run.experiment for run in runs)]
 
 
 def test_every_experiment_that_was_run_is_taken(checker):
     found = stored()
     assert len(found) > 100
-    for path in found:
-        checker.validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    for one in found:
+        checker.validate(one)
 
 
 TAKEN = [

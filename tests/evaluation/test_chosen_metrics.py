@@ -123,7 +123,7 @@ def no_arguments():
     return 1.0
 
 
-OWN = "tests.runs.test_chosen_metrics"
+OWN = "tests.evaluation.test_chosen_metrics"
 
 
 @pytest.mark.parametrize("engine", ["sequential", "stacked"])

@@ -49,7 +49,8 @@ def read_experiment(place: Path, data: Data) -> tuple[Path, Read]:
         try:
             Experiment.read(file)
         except ValueError as error:
-            if type(error) is not ValueError:  # of Python's own, which would name no file
+            ours = type(error) is ValueError or type(error).__module__.startswith("fedlens.")
+            if not ours:  # of Python's own, which would name no file
                 raise TypeError(str(error)) from error
             raise ValueError(f"{file}: {error}") from error  # what is wrong may be a value in it
 

@@ -267,7 +267,8 @@ def test_the_command_says_which_recipes_were_measured(fedlens, here):
     ):
         made_index(**about)
         marked = [line for line in fedlens("list", "recipes")[1].splitlines() if "measured" in line]
-        assert marked == [f"ghaemi/fedavg  measured: results/papers {much}"]
+        assert len(marked) == 1 and marked[0].split()[0] == "ghaemi/fedavg"
+        assert marked[0].endswith(f"measured: results/papers {much}")
 
 
 @in_process

@@ -114,8 +114,10 @@ def test_a_run_without_a_folder_writes_nothing(tmp_path, monkeypatch):
 
 def test_a_folder_that_exists_is_refused_before_anything_is_made(tmp_path):
     lost = fl.Named("npz", {"path": str(tmp_path / "lost.npz")})
-    with pytest.raises(ValueError, match="exists: choose another, or set overwrite=True"):
-        fl.run(described(dataset=lost), tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").touch()
+    with pytest.raises(ValueError, match="exists"):
+        fl.run(described(dataset=lost), tmp_path / "full")
     with pytest.raises(ValueError, match=r"lost.npz cannot be read"):
         fl.run(described(dataset=lost), tmp_path / "run")
 

@@ -15,7 +15,7 @@ from tests.toys import toy
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
-        ({"faults": {"nan": 1.5}}, "faults.nan is 1.5: choose a chance"),
+        ({"faults": {"nan": 1.5}}, "faults.nan is 1.5"),
         ({"faults": {"nan": 0.7, "huge": 0.6}}, "faults have chances of 1.3 together"),
         ({"faults": {"late": 0.1}}, "unknown key 'faults.late'"),
         ({"reporting": {"over_select": 0.5}}, "reporting.over_select is 0.5: choose 1 or more"),

@@ -208,8 +208,8 @@ def test_points_of_a_sweep_stop_one_by_one(tmp_path):
         ),
         ({"evaluate": {"best": True}}, 'evaluate.best is True: add "validation" to evaluate.on'),
         ({"stop": {"accuracy": 0.5}, "evaluate": {"on": "train"}}, "stop.accuracy is 0.5: add"),
-        ({"stop": {"accuracy": 70.0}}, "choose a share above 0, up to 1"),
-        ({"stop": {"bytes": 0}}, "stop.bytes is 0: choose a number above 0"),
+        ({"stop": {"accuracy": 70.0}}, "stop.accuracy is 70.0"),
+        ({"stop": {"bytes": 0}}, "stop.bytes is 0"),
         ({"stop": {"rounds": 3}}, "unknown key 'stop.rounds'"),
     ],
 )

@@ -19,7 +19,7 @@ package.__path__ = [sys.argv[1]]
 sys.modules |= {"fedlens": package, "torch": None, "numpy": None}
 
 from pathlib import Path
-from fedlens import run_files
+from fedlens.storage import run_files
 from fedlens.runs import records
 print(run_files.read_status(Path(sys.argv[2])), records.read(Path(sys.argv[2])).num_rounds)
 """

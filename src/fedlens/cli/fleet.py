@@ -170,7 +170,7 @@ def approve_command(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Approve without asking.")] = False,
 ) -> None:
-    """Show what a server asks of this site, and approve it, also for another run."""
+    """Show what a server asks of this site, and approve it."""
     from fedlens.fleet.approvals import Approvals
     from fedlens.fleet.policy import Policy, Refused
     from fedlens.storage.reading import argument

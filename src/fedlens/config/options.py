@@ -411,7 +411,8 @@ def _bounded(value: Any, kind: Any, where: str) -> Any:
     inner, bounds = typing.get_args(kind)
     made = check(value, inner, where)
     if isinstance(made, (int, float)) and not bounds.fits(made):
-        raise OutOfBounds(f"{where} is {made!r}: choose {bounds}")
+        finite = "" if math.isfinite(made) else ", and finite"
+        raise OutOfBounds(f"{where} is {made!r}: choose {bounds}{finite}")
     return made
 
 

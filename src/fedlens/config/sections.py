@@ -278,7 +278,7 @@ class Reporting:
     run ends, with status `stopped` and what it has"""
     largest: Annotated[float, Bounds(above=0)] | None = None
     """the longest update taken, by the norm of all that a client sends; without it, any that is
-    finite"""
+    finite (in a [fleet](fleet.md#sites-that-fail), a thousand times the norm of the model)"""
 
     def __post_init__(self) -> None:
         settle(self, "reporting.")

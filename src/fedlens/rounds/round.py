@@ -312,7 +312,9 @@ def _move(
         update, combining = algorithm.combine.update(
             update, shares, there, experiment.program.layout, combining, key
         )
-    update = {name: update.get(name, t.new_zeros(t.shape[1:])) for name, t in exact.items()}
+    # What nobody sent does not move: tensors of clients' own, or all, if nobody took part.
+    kept = {name: t.new_zeros(t.shape[1:]) for name, t in exact.items() if name not in update}
+    update = {**update, **kept}
     update, decoded = decode(algorithm.channel, update, experiment.seed, state.round, cohort)
     gathered = Gathered(cohort, uploads.extra, update)
 
