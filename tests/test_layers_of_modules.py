@@ -35,6 +35,7 @@ ORDER = [
         "by_client",
         "own_code",
         "consent",
+        "privacy",
     ],
     ["data"],
     ["network", "augment", "models"],
