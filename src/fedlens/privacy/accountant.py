@@ -27,7 +27,7 @@ import numpy as np
 
 from fedlens.privacy.events import Release
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
+Array = np.ndarray[Any, Any]
 
 TAIL = 2.0**-52
 REACH = 10.0  # standard deviations of the noise: less than 2e-23 lies beyond
@@ -35,8 +35,6 @@ LARGEST = 500.0  # an ε above it counts as infinite, and e^ε below it as a flo
 STEP = 0.02  # the grid's step, in standard deviations of one release's loss
 POINTS = 2**16  # at most, of the loss of one release
 SLOPES = 2.0 ** -np.arange(1, 22)  # Chernoff's λ times the step: any of them gives a bound
-
-_erfc = np.frompyfunc(math.erfc, 1, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,7 +288,7 @@ def _inverse(event: Release, values: Array) -> Array:
 def _normal_mass(edges: Array) -> Array:
     """The standard normal mass below, between and above increasing edges, exact in the tails."""
     edges = np.concatenate([[-np.inf], edges, [np.inf]])
-    tail = 0.5 * _erfc(np.abs(edges) / math.sqrt(2)).astype(np.float64)
+    tail = np.array([math.erfc(x) / 2 for x in np.abs(edges) / math.sqrt(2)])
     left, right = tail[:-1], tail[1:]
     above, below = edges[:-1] >= 0, edges[1:] <= 0
     found: Array = np.where(above, left - right, np.where(below, right - left, 1 - left - right))
