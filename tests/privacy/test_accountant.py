@@ -1,6 +1,7 @@
 """ε and δ against dp-accounting 0.6.0 (PLD in steps of 1e-4, RDP), prints and closed forms."""
 
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -155,6 +156,27 @@ def test_less_noise_more_rounds_more_clients_and_a_smaller_delta_cost_more(sampl
     assert rises([cost(rate=rate) for rate in (0.001, 0.01, 0.03, 0.1, 0.5, 0.9, 1)])
     assert rises([cost(count=count) for count in (1, 2, 5, 50, 51, 100, 1000)])
     assert rises([cost(delta=delta) for delta in (1e-2, 1e-4, 1e-6, 1e-8)])
+
+
+@pytest.mark.parametrize(
+    ("noise", "rate", "rounds", "by_rdp"),
+    [
+        (2.0, 0.01, 1000, 3.576111482350549),
+        (4.0, 0.1, 100, 5.3790096960759),
+        (2.0, 0.1, 1, 2.2750614967090392),
+    ],
+)
+def test_a_fixed_size_costs_less_than_by_rdp_and_no_less_than_poisson(noise, rate, rounds, by_rdp):
+    # dp-accounting's RDP of samples without replacement, whose noise is in units of a replacement.
+    fixed = epsilon([Release(noise, "fixed", rate, "replace", rounds)], 1e-5)
+    assert epsilon([Release(noise, "poisson", rate, "replace", rounds)], 1e-5) <= fixed < by_rdp
+
+
+def test_rounds_in_a_ledger_cost_what_their_sum_costs():
+    one, other = Release(1.1, "poisson", 0.02), Release(2.0, "poisson", 0.1)
+    both = [Release(1.1, "poisson", 0.02, count=300), Release(2.0, "poisson", 0.1, count=200)]
+    assert epsilon([one, other] * 200 + [one] * 100, 1e-5) == epsilon(both, 1e-5)
+    assert Release(**asdict(one)) == one
 
 
 def test_epsilon_and_delta_are_inverse():

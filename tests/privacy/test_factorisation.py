@@ -42,20 +42,26 @@ def of_tree(tree):
 
 
 @pytest.fixture(scope="module")
-def hundred():
-    return banded(100, 10)
+def solved():
+    return {size: banded(*size) for size in BY_JAX_PRIVACY}
+
+
+@pytest.fixture
+def hundred(solved):
+    return solved[100, 10]
 
 
 @pytest.mark.parametrize(("rounds", "bands"), BY_JAX_PRIVACY)
-def test_the_banded_strategy_has_unit_columns_and_the_error_of_jax_privacy(rounds, bands):
-    found = banded(rounds, bands).matrix
+def test_the_banded_strategy_has_unit_columns_and_the_error_of_jax_privacy(solved, rounds, bands):
+    found = solved[rounds, bands].matrix
     assert np.abs(np.linalg.norm(found, axis=0) - 1).max() < 1e-9
     assert (np.triu(found, 1) == 0).all() and (np.tril(found, -bands) == 0).all()
     assert error(found) == pytest.approx(BY_JAX_PRIVACY[rounds, bands], rel=1e-3)
 
 
-def test_the_strategy_of_a_gram_matrix_has_it_and_cholesky_alone_has_long_columns():
-    gram = (lambda c: c.T @ c)(banded(300, 48).matrix)
+def test_the_strategy_of_a_gram_matrix_has_it_and_cholesky_alone_has_long_columns(solved):
+    strategy = solved[300, 48].matrix
+    gram = strategy.T @ strategy
     right = strategy_of(gram)
     assert np.abs(right.T @ right - gram).max() < 1e-9
     assert np.abs(np.linalg.norm(right, axis=0) - 1).max() < 1e-9
@@ -91,7 +97,7 @@ def test_more_rounds_than_are_solved_for_stretch_the_solution(monkeypatch):
 
 def test_noise_round_by_round_is_the_inverse_of_the_strategy(hundred):
     independent = np.random.default_rng(0).normal(size=(100, 3))
-    past = []
+    past: list[np.ndarray] = []
     for round, fresh in enumerate(independent):
         past.append(hundred.noise(round, fresh, past[-9:]))
     expected = np.linalg.solve(hundred.matrix, independent)
@@ -132,7 +138,8 @@ def test_a_sum_over_a_tree_covers_its_rounds_once(rounds, restart):
 
 
 def test_the_noise_of_a_round_is_what_the_sum_gains():
-    tree, total = Tree(12, 5), {}
+    tree = Tree(12, 5)
+    total: dict[tuple[int, int, int], int] = {}
     for round in range(12):
         for node, weight in tree.weights(round).items():
             total[node] = total.get(node, 0) + weight

@@ -18,6 +18,7 @@ needs about 1e-11 for 10,000 rounds: a δ below that gives ε = inf.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -35,6 +36,7 @@ LARGEST = 500.0  # an ε above it counts as infinite, and e^ε below it as a flo
 STEP = 0.02  # the grid's step, in standard deviations of one release's loss
 POINTS = 2**16  # at most, of the loss of one release
 SLOPES = 2.0 ** -np.arange(1, 22)  # Chernoff's λ times the step: any of them gives a bound
+ORDERS = np.concatenate([np.linspace(1.05, 12, 220), np.geomspace(12.5, 1024, 120)])  # α
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +75,7 @@ class Losses:
 
 def epsilon(events: Sequence[Release], delta: float) -> float:
     """The least ε for which the events together are (ε, δ)-private; inf without noise."""
-    _check_delta(delta)
+    check_delta(delta)
     return max(losses.epsilon(delta) for losses in _composed(events))
 
 
@@ -88,12 +90,12 @@ def noise_for(target: float, delta: float, events: Callable[[float], Sequence[Re
     """The least noise for which `events(noise)` cost at most `target`, to 1e-4 of itself."""
     if not (math.isfinite(target) and target > 0):
         raise ValueError(f"epsilon is {target}: it is a finite number above 0")
-    _check_delta(delta)
+    check_delta(delta)
     low, high = 0.0, 1.0
     while epsilon(events(high), delta) > target:
         low, high = high, 2 * high
         if high > 1e9:
-            raise ValueError(f"epsilon is {target}: no noise reaches it, so choose a greater one")
+            raise ValueError(f"epsilon is {target} at delta {delta}: no noise reaches it")
     while high - low > 1e-4 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if epsilon(events(middle), delta) <= target else (middle, high)
@@ -108,27 +110,32 @@ def rdp(events: Sequence[Release], delta: float) -> float:
 
         ε = D(α) + ln((α - 1)/α) - (ln δ + ln α)/(α - 1)    (Canonne, Kamath, Steinke, 2020).
     """
-    _check_delta(delta)
+    check_delta(delta)
     if any(event.neighbours == "replace" and event.sampling != "all" for event in events):
         raise ValueError('neighbours is "replace": rdp knows samples under "add-remove" alone')
-    orders = np.concatenate([np.linspace(1.05, 12, 220), np.geomspace(12.5, 1024, 120)])
-    total = np.zeros_like(orders)
+    total = np.zeros_like(ORDERS)
     for event in events:
         if event.count and event.rate:
             if not event.noise:
                 return math.inf
-            total += event.count * _renyi(event, orders)
-    costs = total + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
+            total += event.count * _renyi(event)
+    return converted(total, delta)
+
+
+def converted(divergences: Array, delta: float) -> float:
+    """ε from the Rényi divergences of all `ORDERS`."""
+    logs = math.log(delta) + np.log(ORDERS)
+    costs = divergences + np.log1p(-1 / ORDERS) - logs / (ORDERS - 1)
     return max(0.0, float(costs.min()))
 
 
-def _renyi(event: Release, orders: Array) -> Array:
+def _renyi(event: Release) -> Array:
     scale, rate = _scale(event), event.rate
     if rate == 1:
-        result: Array = orders / (2 * scale**2)
+        result: Array = ORDERS / (2 * scale**2)
         return result
     found = []
-    for order in orders:
+    for order in ORDERS:
         step = min(scale, scale**2) / 8
         x = np.arange(-REACH * scale, order + REACH * scale, step)
         logs = order * _log_mixture(x, scale, rate) - (x / scale) ** 2 / 2
@@ -138,7 +145,7 @@ def _renyi(event: Release, orders: Array) -> Array:
     return np.array(found)
 
 
-def _check_delta(delta: float) -> None:
+def check_delta(delta: float) -> None:
     if not 0 < delta < 1:
         raise ValueError(f"delta is {delta}: it lies between 0 and 1, best far below 1 / clients")
 
@@ -153,30 +160,29 @@ def _composed(events: Sequence[Release]) -> list[Losses]:
     """The losses of all events together, for each direction of the neighbouring relation."""
     if len({event.neighbours for event in events}) > 1:
         raise ValueError('neighbours are "add-remove" and "replace": one ε is of one relation')
-    events = [event for event in events if event.count and event.rate]
-    if not all(event.noise for event in events):
+    counts: Counter[Release] = Counter()
+    for event in events:
+        if event.count and event.rate:
+            counts[replace(event, count=1)] += event.count
+    if not all(event.noise for event in counts):
         return [Losses(1.0, 0, np.zeros(1), 1.0)]
-    if not events:
+    if not counts:
         return [Losses(1.0, 0, np.ones(1), 0.0)]
     # Removing one and adding one have different losses; replacing one is the same both ways.
-    directions = (False, True) if events[0].neighbours == "add-remove" else (False,)
-    return [_convolved(events, adding) for adding in directions]
+    both = events[0].neighbours == "add-remove"
+    return [_convolved(counts, adding) for adding in ((False, True) if both else (False,))]
 
 
-def _convolved(events: Sequence[Release], adding: bool) -> Losses:
-    rounds = sum(event.count for event in events)
-    singles = [replace(event, count=1) for event in events]
-    variances = [_variance(single, adding) for single in singles]
-    total = sum(event.count * v for event, v in zip(events, variances, strict=True))
+def _convolved(counts: Counter[Release], adding: bool) -> Losses:
+    rounds = counts.total()
+    total = sum(count * _variance(event, adding) for event, count in counts.items())
+    ranges = [_range(event, adding) for event in counts]
+    step = max(STEP * math.sqrt(total / rounds), max(b - a for a, b in ranges) / POINTS)
     # A power of two, so that more rounds of the same event find its losses computed already.
-    widest = max(_range(single, adding)[1] - _range(single, adding)[0] for single in singles)
-    step = max(STEP * math.sqrt(total / rounds), widest / POINTS)
     step = 2.0 ** math.ceil(math.log2(step))
-    parts = [_losses(single, adding, step) for single in singles]
-    counts = [event.count for event in events]
+    parts = [(_losses(event, adding, step), count) for event, count in counts.items()]
 
-    pairs = list(zip(parts, counts, strict=True))
-    moments = sum(count * _moments(part) for part, count in pairs)  # [2, slopes]
+    moments = sum(count * _moments(part) for part, count in parts)  # [2, slopes]
     bottom, top = np.min((moments - math.log(TAIL)) / SLOPES, axis=1)
     first, last = -math.ceil(bottom), math.ceil(top)
     size = 2 ** math.ceil(math.log2(last - first + 1))
@@ -185,7 +191,7 @@ def _convolved(events: Sequence[Release], adding: bool) -> Losses:
     # tail that counts as infinite.
     spectrum = np.ones(size // 2 + 1, dtype=complex)
     finite = 0.0
-    for part, count in pairs:
+    for part, count in parts:
         places = (part.first + np.arange(len(part.mass))) % size
         spectrum *= np.fft.rfft(np.bincount(places, part.mass, size)) ** count
         finite += count * math.log1p(-part.infinite)
@@ -194,6 +200,7 @@ def _convolved(events: Sequence[Release], adding: bool) -> Losses:
     return Losses(step, first, np.maximum(mass, 0.0), -math.expm1(finite) + TAIL + rounding)
 
 
+@lru_cache(maxsize=64)
 def _moments(losses: Losses) -> Array:  # [2, slopes]
     """ln E[e^(-λL)] and ln E[e^(λL)] of the finite losses for each λ of `SLOPES`."""
     kept = losses.mass > 0
@@ -216,11 +223,10 @@ def _losses(event: Release, adding: bool, step: float) -> Losses:
     # Without replacement (Zhu, Dong, Wang, 2022): the profile of removing for ε ≥ 0, of adding
     # for ε < 0, and the rest of the mass at 0.
     removing = _dots(*_cells(event, False, values), first, step)
-    mass = np.where(
-        values > 0, removing.mass, _dots(*_cells(event, True, values), first, step).mass
-    )
+    adding_one = _dots(*_cells(event, True, values), first, step)
+    mass = np.where(values > 0, removing.mass, adding_one.mass)
     mass[-first] = 0.0
-    mass[-first] = 1 - mass.sum() - removing.infinite
+    mass[-first] = max(0.0, 1 - mass.sum() - removing.infinite)
     return Losses(step, first, mass, removing.infinite)
 
 
@@ -309,12 +315,9 @@ def _variance(event: Release, adding: bool) -> float:
     scale = _scale(event)
     x = np.linspace(-1 - REACH * scale, 1 + REACH * scale, 4001)
     loss = _loss_at(event, x)
-    weight = (
-        np.exp(-((x / scale) ** 2) / 2)
-        if adding
-        else (1 - event.rate) * np.exp(-((x / scale) ** 2) / 2)
-        + event.rate * np.exp(-(((x - 1) / scale) ** 2) / 2)
-    )
+    weight = np.exp(-((x / scale) ** 2) / 2)
+    if not adding:
+        weight = (1 - event.rate) * weight + event.rate * np.exp(-(((x - 1) / scale) ** 2) / 2)
     weight /= weight.sum()
     mean = float(weight @ loss)
     return float(weight @ (loss - mean) ** 2)

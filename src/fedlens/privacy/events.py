@@ -49,5 +49,5 @@ class Release:
             raise ValueError(
                 'sampling is "fixed": it keeps the number, so use neighbours "replace"'
             )
-        if self.count != int(self.count) or self.count < 0:
-            raise ValueError(f"count is {self.count}: it is a whole number, 0 or more")
+        if self.count < 0:
+            raise ValueError(f"count is {self.count}: it is 0 or more")

@@ -17,12 +17,11 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-Noise = TypeVar("Noise", bound=Any)
 
 LARGEST = 1024  # rounds that are solved for; more of them stretch the solution
 ITERATIONS = 150
@@ -92,7 +91,7 @@ class Banded:
             found[np.arange(j, rounds), np.arange(rounds - j)] = self.columns[: rounds - j, j]
         return found
 
-    def noise(self, round: int, fresh: Noise, past: Sequence[Noise]) -> Noise:
+    def noise(self, round: int, fresh: Any, past: Sequence[Any]) -> Any:
         """The noise x of round 0, 1, ... from its independent noise z and the x of earlier rounds.
 
         C x = z gives x_t = (z_t - Σ C[t, t - j] x_(t - j)) / C[t, t]. The latest of `past` is
