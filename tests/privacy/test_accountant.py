@@ -192,6 +192,13 @@ def test_a_finer_grid_lowers_the_bound_by_little(monkeypatch):
     assert 0.9995 * coarse < epsilon(events, 1e-5) < coarse
 
 
+def test_what_a_window_leaves_out_counts_as_an_infinite_loss(monkeypatch):
+    monkeypatch.setattr(accountant, "TAIL", 0.05)
+    for noise in np.geomspace(0.5, 2.0, 9):
+        for at in (0.0, 1.0, 2.0, 4.0, 8.0):
+            assert delta([Release(float(noise))], at) >= closed_form(noise, at)
+
+
 def test_rounds_with_nobody_cost_nothing_and_rounds_without_noise_everything():
     assert epsilon([], 1e-5) == 0 and delta([], 0.0) == 0
     assert epsilon([Release(0.0, "poisson", 0.0), Release(1.0, count=0)], 1e-5) == 0
