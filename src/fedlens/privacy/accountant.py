@@ -34,7 +34,7 @@ TAIL = 2.0**-52
 REACH = 10.0  # standard deviations of the noise: less than 2e-23 lies beyond
 LARGEST = 500.0  # an ε above it counts as infinite, and e^ε below it as a float
 STEP = 0.02  # the grid's step, in standard deviations of one release's loss
-POINTS = 2**16  # at most, of the loss of one release
+POINTS = 2**15  # at most, of the loss of one release
 SLOPES = 2.0 ** -np.arange(1, 22)  # Chernoff's λ times the step: any of them gives a bound
 ORDERS = np.concatenate([np.linspace(1.05, 12, 220), np.geomspace(12.5, 1024, 120)])  # α
 

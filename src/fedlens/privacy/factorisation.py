@@ -59,7 +59,7 @@ class Tree:
     def weights(self, round: int) -> dict[tuple[int, int, int], int]:
         """The noise of round 0, 1, ... as a sum over nodes: new ones added, old ones taken away."""
         before, after = self.nodes(round), self.nodes(round + 1)
-        return dict.fromkeys(after - before, 1) | dict.fromkeys(before - after, -1)
+        return dict.fromkeys(sorted(after - before), 1) | dict.fromkeys(sorted(before - after), -1)
 
     def sensitivity(self, participations: int, separation: int) -> float:
         """At most this: a node of n rounds has one client at most ⌈n / separation⌉ times."""
