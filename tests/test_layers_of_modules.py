@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 LONGEST, LONGEST_ALGORITHM = 700, 150  # lines of a file
 
 ORDER = [
-    ["version", "storage", "core"],
+    ["version", "storage", "core", "privacy"],
     ["config"],
     ["data"],
     ["network", "models"],
