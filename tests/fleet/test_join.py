@@ -16,11 +16,10 @@ from typer.testing import CliRunner
 from fedlens.cli.main import app
 from fedlens.config.experiment import Experiment
 from fedlens.fleet import flower, keys
-from fedlens.fleet.flower import end, free_port, start_supernode
+from fedlens.fleet.flower import Tail, end, free_port, start_supernode
 from fedlens.fleet.gate import Gate
 from fedlens.fleet.join import (
     Changes,
-    Tail,
     answer_by,
     check_device,
     find_server,

@@ -244,7 +244,8 @@ def try_command(
     """Run a whole federation here, and compare it with the simulation."""
     from fedlens.config.experiment import Experiment
     from fedlens.fleet.flower import check_installed
-    from fedlens.fleet.trial import of_sites, run_sites, simulated
+    from fedlens.fleet.terms import of_sites
+    from fedlens.fleet.trial import run_sites, simulated
     from fedlens.runs import progress
     from fedlens.runs.folder import check_free
     from fedlens.setup.data import OtherClients
@@ -288,8 +289,7 @@ def app_command(
     """Make a Flower app of an experiment, for `flwr run`."""
     from fedlens.config.experiment import Experiment
     from fedlens.fleet.flower import write_app
-    from fedlens.fleet.terms import check_possible
-    from fedlens.fleet.trial import of_sites
+    from fedlens.fleet.terms import check_possible, of_sites
     from fedlens.storage.reading import argument
 
     if folder.exists():

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,9 @@ from flwr.serverapp import Grid, ServerApp
 from fedlens.core import Tree
 from fedlens.fleet.engine import Arrived
 from fedlens.fleet.flower import end_with
-from fedlens.fleet.server import Job, run_job
+from fedlens.fleet.server import REPORTS, Job, run_job
 from fedlens.fleet.site import Site
 from fedlens.fleet.wire import from_wire, to_wire
-from fedlens.storage.files import write_atomically
 
 TYPES = {"sizes": "query.sizes", "train": "train.train", "test": "evaluate.test"}
 FAILED = {  # by Flower's error code; any other code means `raised`
@@ -144,18 +144,8 @@ def client_app(experiment: Path | None = None) -> ClientApp:
         content = packed(reply.facts, as_record(reply.tensors), list(reply.tensors))
         return Message(content, reply_to=message)
 
-    @app.query("sizes")
-    def sizes(message: Message, context: Context) -> Message:
-        return answer("sizes", message, context)
-
-    @app.train("train")
-    def train(message: Message, context: Context) -> Message:
-        return answer("train", message, context)
-
-    @app.evaluate("test")
-    def test(message: Message, context: Context) -> Message:
-        return answer("test", message, context)
-
+    for what, kind in (("sizes", app.query), ("train", app.train), ("test", app.evaluate)):
+        kind(what)(partial(answer, what))
     return app
 
 
@@ -181,9 +171,7 @@ def server_app(experiment: Path | None = None) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         config = context.run_config
         if config["job"]:
-            path = Path(str(config["job"]))
-            write_atomically(path.with_suffix(".pid"), str(os.getpid()).encode())
-            _run(grid, Job.read(path), path)
+            _run(grid, Path(str(config["job"])))
             return
         nodes: list[int] = []
         while len(nodes) < int(config["sites"]):
@@ -197,23 +185,29 @@ def server_app(experiment: Path | None = None) -> ServerApp:
     return app
 
 
-def _run(grid: Grid, job: Job, path: Path) -> None:
-    """Run a job, and write its messages and its outcome to files next to the job file."""
+def _run(grid: Grid, path: Path) -> None:
+    """Run a job, and report about it in a file, which `serve.follow` reads."""
+    job = Job.read(path)
+
+    def report(kind: str, what: Any) -> None:
+        with path.with_suffix(REPORTS).open("a") as file:
+            file.write(json.dumps([kind, what]) + "\n")
+
+    report("process", os.getpid())
     if job.served_by is not None:
         end_with(job.served_by)  # otherwise it keeps waiting for sites and locks the run folder
-    events, result = path.with_suffix(".events"), path.with_suffix(".result")
-
-    def notify(line: str) -> None:
-        with events.open("a") as file:
-            file.write(line + "\n")
-
     try:
-        done = run_job(job, lambda some: FlowerSites(grid, [job.sites[n] for n in some]), notify)
+        done = run_job(
+            job,
+            lambda some: FlowerSites(grid, [job.sites[name] for name in some]),
+            partial(report, "line"),
+            partial(report, "record"),
+        )
         outcome = {"status": done.status}
     except ValueError as error:
         outcome = {"mistake": str(error)}
     except Exception as error:
         outcome = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
-    write_atomically(result, json.dumps(outcome).encode())
+    report("outcome", outcome)
     if "error" in outcome:
         raise RuntimeError(outcome["error"])

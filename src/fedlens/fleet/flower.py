@@ -16,6 +16,7 @@ import urllib.request
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,26 @@ def write_app(folder: Path, experiment: str, sites: int = 2, out: str = "runs/fl
     }
     for path, text in files.items():
         write_atomically(path, text.encode())
+
+
+@dataclass
+class Tail:
+    """Reads the complete lines that are added to a file after this object is made."""
+
+    path: Path
+    place: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.place = self.path.stat().st_size if self.path.is_file() else 0
+
+    def new(self) -> str:
+        if not self.path.is_file():
+            return ""
+        with self.path.open("rb") as file:
+            file.seek(self.place)
+            whole = file.read().rpartition(b"\n")
+        self.place += len(whole[0] + whole[1])
+        return (whole[0] + whole[1]).decode(errors="replace")
 
 
 class SuperLink:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from fedlens.core.trees import bytes_of, map_tensors
 from fedlens.engines import Sequential
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.uploads import norm_of
-from fedlens.rounds.work import Part, Shared, Work, exact_model
+from fedlens.rounds.work import Part, Shared, Work
 
 PARTS = ("update", "counters", "extra", "scalars", "channel_scalars")
 """The fields of a client's `Part` that it sends."""
@@ -49,17 +50,8 @@ def sent(part: Part) -> Tree:
 
 def received(tree: Tree, keep: Memory) -> Part:
     """The part of one client, from the tensors that it sent and the memory that it keeps."""
-    parts = nested(tree)
-    return Part(
-        update=parts["update"],
-        counters=parts.get("counters", {}),
-        extra=parts.get("extra", {}),
-        keep=[keep],
-        scalars=parts.get("scalars", {}),
-        combined=False,
-        borrowed=False,
-        channel_scalars=parts.get("channel_scalars", {}),
-    )
+    fields = {name: {} for name in PARTS} | nested(tree)
+    return Part(**fields, keep=[keep], combined=False, borrowed=False)
 
 
 def declared(program: ClientProgram, engine: Sequential, shared: Shared) -> Tree:
@@ -68,7 +60,7 @@ def declared(program: ClientProgram, engine: Sequential, shared: Shared) -> Tree
     zero = torch.zeros(1, dtype=torch.int64)
     facts = Facts(zero, none)
     plan = Plan(none[..., None], none)
-    params, buffers, told = map_tensors((shared.params, shared.buffers, shared.told), _first)
+    params, buffers, told = map_tensors((shared.params, shared.buffers, shared.told), itemgetter(0))
     memory = program.memory(params, buffers, told)
     (part,) = engine.map(program, shared, work_alone(plan, zero, facts, memory))
     return sent(part)
@@ -90,13 +82,6 @@ def work_alone(plan: Plan, keys: torch.Tensor, facts: Facts, memory: Memory) -> 
     return Work(
         plan, keys, facts, [memory] * count, ones, cohort, cohort_sizes=(count,), rounds=(0,)
     )
-
-
-def shared_of(model: Tree) -> Shared:
-    """The server's tensors in the form that the client program takes."""
-    parts = nested(model)
-    params, buffers, told = (parts.get(name, {}) for name in ("params", "buffers", "told"))
-    return Shared(params, buffers, exact_model(params | buffers), told)
 
 
 def mismatch(given: Tree, expected: Tree) -> str | None:
@@ -122,20 +107,13 @@ def digest(tree: Tree, *others: int) -> str:
 
 def norm(tree: Tree) -> float:
     """The norm of a client's update and `extra`; not finite if any number that it sends is not."""
-    parts = nested(tree)
-    trees = [parts.get("update", {})]
-    trees += [{n: t[None] for n, t in one.items()} for one in parts.get("extra", {}).values()]
-    others: Iterable[torch.Tensor] = [
-        *parts["scalars"].values(),
-        *parts.get("channel_scalars", {}).values(),
+    parts = {name: {} for name in PARTS} | nested(tree)
+    trees = [parts["update"], *map_tensors([*parts["extra"].values()], lambda t: t[None])]
+    others = [
+        t.double().sum() for name in ("scalars", "channel_scalars") for t in parts[name].values()
     ]
-    total = sum((t.double().sum() for t in others), torch.zeros((), dtype=torch.float64))
-    return float(norm_of(trees, total[None]))
+    return float(norm_of(trees, sum(others)[None]))
 
 
 def _form(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
-def _first(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor[0]

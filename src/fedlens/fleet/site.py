@@ -18,24 +18,26 @@ from typing import Any, NamedTuple
 import torch
 
 from fedlens.config.experiment import Experiment
-from fedlens.core import Facts, Tree, keys
+from fedlens.core import Facts, Memory, Tree, keys
 from fedlens.core.federation import Examples, Holdings
-from fedlens.core.trees import map_tensors, moved
+from fedlens.core.trees import in_order, map_tensors, moved
 from fedlens.engines import Sequential, Stacked
 from fedlens.fleet import payload
 from fedlens.fleet.approvals import Approvals, Kind
-from fedlens.fleet.memory import SiteMemory
 from fedlens.fleet.policy import Policy, Refused
 from fedlens.fleet.site_data import identity, site_examples
 from fedlens.fleet.terms import Terms
 from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.cohorts import DRAW
+from fedlens.rounds.work import Shared, exact_model
+from fedlens.runs.checkpoint import from_bytes, to_bytes
 from fedlens.runs.settings import torch_settings
 from fedlens.setup.algorithm import make_algorithm
 from fedlens.setup.data import held_out
 from fedlens.setup.devices import own_threads
 from fedlens.setup.network import make_network
+from fedlens.storage.files import write_atomically
 from fedlens.storage.reading import shortened
 
 CACHE = "cache"  # in its folder: decoded images
@@ -108,15 +110,18 @@ class Site:
         program = task.program_of(round)
         if not own_keys or not isinstance(own_keys, list) or not all(map(_is_whole, own_keys)):
             raise Refused("its order has no valid keys")
-        given = task.as_ordered(tensors)
-        shared = payload.shared_of(given)
+        own = payload.flat({"params": task.network.params, "buffers": task.network.buffers})
+        given = {name: t for name, t in tensors.items() if not name.startswith("told/")}
+        task.check_model(given, map_tensors(own, lambda t: t[None]))
+        parts = {"buffers": {}, "told": {}} | payload.nested(tensors)
+        shared = Shared(**parts, exact=exact_model(parts["params"] | parts["buffers"]))
         remembered = self._memory(task.terms)
         memory = remembered.read(counted)
         if memory is None:
             first = map_tensors((shared.params, shared.buffers, shared.told), lambda t: t[0])
             memory = program.memory(*first)
         # Of all that an update depends on, so that only the same update is free.
-        inputs = given | payload.flat({"memory": memory})
+        inputs = tensors | payload.flat({"memory": memory})
         digests = [payload.digest(inputs, round, key) for key in own_keys]
         self._count(task.terms, "updates", digests, task.terms.most_updates)
         remembered.settle(counted)
@@ -128,8 +133,8 @@ class Site:
         sent: Tree = {}
         kept = False
         with torch_settings(task.experiment, self.device, task.threads):
-            parts = list(task.engine.map(program, moved(shared, self.device), work))
-        for row, part in enumerate(map_tensors(parts, lambda t: t.cpu())):
+            trained = list(task.engine.map(program, moved(shared, self.device), work))
+        for row, part in enumerate(map_tensors(trained, lambda t: t.cpu())):
             tree = payload.sent(part)
             Policy.read(self.home).check_update(payload.norm(tree))
             if part.keep[0]:
@@ -237,6 +242,44 @@ def _with_times(line: Mapping[str, Any], times: int) -> str:
 
 
 @dataclass(frozen=True)
+class SiteMemory:
+    """A site's memory of an experiment, in its own folder, written in two steps.
+
+    The memory after an order is written before the update is sent, under the order's key. It
+    becomes valid when the server has used the update: the next order names the key of the last
+    order that counted. So a client whose update was late or rejected continues from its memory
+    before that order.
+    """
+
+    folder: Path
+
+    def read(self, counted: int | None) -> Memory | None:
+        """The memory after the last order that counted, or None if none has counted."""
+        if counted is None:
+            return None
+        path = self._path(counted) if type(counted) is int else None
+        if path is None or not path.is_file():
+            raise Refused("it has lost what it remembers of this experiment")
+        memory: Memory = in_order(
+            payload.nested(from_bytes(path.read_bytes(), torch.device("cpu")))
+        )
+        return memory
+
+    def settle(self, counted: int | None) -> None:
+        """Delete the memory of all orders except the last that counted."""
+        kept = None if counted is None else self._path(counted)
+        for path in self.folder.glob("*.safetensors"):
+            if path != kept:
+                path.unlink(missing_ok=True)
+
+    def write(self, key: int, memory: Memory) -> None:
+        write_atomically(self._path(key), to_bytes(payload.flat(memory)))
+
+    def _path(self, key: int) -> Path:
+        return self.folder / f"{key % 2**64:016x}.safetensors"
+
+
+@dataclass(frozen=True)
 class Task:
     """An approved experiment on a site's examples."""
 
@@ -293,17 +336,6 @@ class Task:
     def threads(self) -> int:
         """One where a worker process has one, for bit-identical results."""
         return 1 if self.experiment.engine == "processes" else own_threads()
-
-    def as_ordered(self, tensors: Tree) -> Tree:
-        """Return the server's tensors; raise Refused if the model is not of this experiment."""
-        like = {
-            f"{kind}/{name}": t[None]
-            for kind, tree in (("params", self.network.params), ("buffers", self.network.buffers))
-            for name, t in tree.items()
-        }
-        given = {name: t for name, t in tensors.items() if not name.startswith("told/")}
-        self.check_model(given, like)
-        return tensors
 
     def check_model(self, given: Tree, like: Tree) -> None:
         wrong = payload.mismatch(given, like)
