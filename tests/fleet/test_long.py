@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 import fedlens as fl
+from fedlens.fleet import CA, NODE_KEY
 from fedlens.fleet.flower import end
-from fedlens.fleet.keys import CA, NODE_KEY, make_server_keys, make_site_key
+from fedlens.fleet.keys import make_server_keys, make_site_key
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.terms import for_fleet
 from fedlens.fleet.trial import start_site

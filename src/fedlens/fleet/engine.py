@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from fedlens.core import Memory, Tree
 from fedlens.core.federation import Examples
 from fedlens.engines import Sequential
 from fedlens.fleet import Notify, payload
+from fedlens.fleet.payload import Reply
 from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.engine import Engine, Unreported
@@ -31,15 +32,6 @@ LARGEST = 1000.0  # times the norm of the model: of an update, if the experiment
 PAUSE = 0.25  # seconds between two polls for replies
 
 
-class Arrived(NamedTuple):
-    """What came back from a site: a reply, or how it failed."""
-
-    facts: Mapping[str, Any]
-    tensors: Tree
-    failed: str | None = None  # one of OUTCOMES
-    reason: str = ""
-
-
 class Sites(Protocol):
     """The connection to the sites; each site is identified by its client number."""
 
@@ -51,7 +43,7 @@ class Sites(Protocol):
         """Send each site its own order, and all of them the same tensors."""
         ...
 
-    def arrived(self) -> list[tuple[int, Arrived]]:
+    def arrived(self) -> list[tuple[int, Reply]]:
         """The replies since the last call."""
         ...
 
@@ -143,7 +135,7 @@ class Fleet(Engine):
                 away = client in self._away
                 failed[row] = "surplus" if enough else "unavailable" if away else "late"
                 if not enough:
-                    self._say(client, Arrived({}, {}, failed[row]))
+                    self._say(client, Reply({}, {}, failed[row]))
         return failed
 
     def _ask(
@@ -153,7 +145,7 @@ class Fleet(Engine):
         tensors: Tree,
         goal: int,
         needed: int,
-    ) -> Iterator[tuple[int, Arrived]]:
+    ) -> Iterator[tuple[int, Reply]]:
         """Yield replies as they arrive, until all or enough have arrived or the time is over.
 
         An offline site gets its order when it comes back, if it comes back soon.
@@ -185,9 +177,9 @@ class Fleet(Engine):
         self.sites.forget()
 
     def _checked(
-        self, arrived: Arrived, own_keys: list[int], rules: Reporting
-    ) -> dict[int, Part] | Arrived:
-        """The parts that a site sent, by order key, or an `Arrived` that says what is wrong."""
+        self, arrived: Reply, own_keys: list[int], rules: Reporting
+    ) -> dict[int, Part] | Reply:
+        """The parts that a site sent, by order key, or an `Reply` that says what is wrong."""
         facts, declared = arrived.facts, self._declared
         assert declared is not None
         if arrived.failed is not None:
@@ -236,7 +228,7 @@ class Fleet(Engine):
                 self._say(client, arrived)
         return accuracy
 
-    def _say(self, client: int, arrived: Arrived) -> None:
+    def _say(self, client: int, arrived: Reply) -> None:
         why = arrived.reason or str(arrived.facts.get("refused", ""))
         self.notify(f"{self.names[client]}: {arrived.failed or 'refused'}{why and f': {why}'}")
 

@@ -17,17 +17,14 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fedlens.fleet.keys import CA, NODE_KEY, SERVER, SERVER_KEY
+from fedlens.fleet import CA, NODE_KEY, SERVER, SERVER_KEY
 from fedlens.storage.files import write_atomically
 from fedlens.storage.process_state import is_alive
 
 END_SECONDS = 8.0  # time for a process to end after SIGTERM, before SIGKILL
-FLOWER = "1.41"
-REMEDY = "install it with: pip install 'fedlens[fleet]'"
 APP = """\
 [build-system]
 requires = ["hatchling"]
@@ -63,16 +60,6 @@ from fedlens.fleet.apps import {half}_app
 
 app = {half}_app(Path(__file__).parent / "experiment.toml")
 """
-
-
-def check_installed() -> None:
-    """Raise ValueError unless Flower is there, in the version whose private parts are used."""
-    try:
-        found = version("flwr")
-    except PackageNotFoundError as error:
-        raise ValueError(f"a fleet needs Flower (flwr {FLOWER}): {REMEDY}") from error
-    if not found.startswith(f"{FLOWER}."):
-        raise ValueError(f"flwr is {found}, and a fleet needs {FLOWER}: {REMEDY}")
 
 
 def free_port() -> int:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from fedlens.fleet import Notify
+from fedlens.fleet import CA, NODE_KEY, Notify
 from fedlens.fleet.flower import Tail, end, start_supernode
-from fedlens.fleet.keys import CA, NODE_KEY, check_name
+from fedlens.fleet.keys import check_name
 from fedlens.fleet.policy import DEFAULT, FILE, Policy
 from fedlens.fleet.site import LOG
 from fedlens.fleet.site_data import check_data

@@ -1,13 +1,14 @@
-"""The tensors in messages: their flat names, and the shapes and dtypes that they must have."""
+"""The tensors in messages: their flat names, the form that they must have, and their bytes."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 
 from fedlens.core import Cohort, Facts, Memory, Plan, Tree
 from fedlens.core.trees import bytes_of, map_tensors
@@ -15,9 +16,12 @@ from fedlens.engines import Sequential
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.uploads import norm_of
 from fedlens.rounds.work import Part, Shared, Work
+from fedlens.runs.checkpoint import from_bytes, to_bytes
 
 PARTS = ("update", "counters", "extra", "scalars", "channel_scalars")
 """The fields of a client's `Part` that it sends."""
+WHOLE, SHORT, AT, LONG = "whole", "short", "at", "long"
+"""The parts of a tensor in a message: all of it, or three."""
 
 
 def flat(value: Any, path: str = "") -> Tree:
@@ -41,6 +45,15 @@ def nested(tree: Tree) -> dict[str, Any]:
             place = place.setdefault(parent, {})
         place[name] = tensor
     return found
+
+
+class Reply(NamedTuple):
+    """What came back from a site: what it answered, or how it failed."""
+
+    facts: Mapping[str, Any]
+    tensors: Tree
+    failed: str | None = None  # one of OUTCOMES
+    reason: str = ""
 
 
 def sent(part: Part) -> Tree:
@@ -117,3 +130,60 @@ def norm(tree: Tree) -> float:
 
 def _form(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def to_wire(tensors: Tree) -> bytes:
+    """The bytes of a safetensors file.
+
+    An update is the difference of float32 numbers, in float64, which some differences need. Nearly
+    all differences fit into float32 and are sent so; those that do not fit are listed separately.
+    """
+    parts = {
+        f"{place}/{name}/{kind}": part
+        for place, (name, t) in enumerate(tensors.items())
+        for kind, part in _short(t.detach().cpu()).items()
+    }
+    return to_bytes(parts)
+
+
+def from_wire(content: bytes) -> Tree:
+    """The tensors that `to_wire` encoded, in their order; a ValueError for any other bytes."""
+    try:
+        found = from_bytes(content, torch.device("cpu"))
+    except SafetensorError as error:
+        raise ValueError(f"it is not a file of tensors: {error}") from error
+    parts: dict[tuple[int, str], Tree] = {}
+    for path, tensor in found.items():
+        place, _, named = path.partition("/")
+        name, _, kind = named.rpartition("/")
+        parts.setdefault((int(place), name), {})[kind] = tensor
+    return {name: _restored(parts[place, name]) for place, name in sorted(parts)}
+
+
+def _short(tensor: torch.Tensor) -> Tree:
+    """The tensor in float32 if that is shorter, with the positions and values that do not fit."""
+    if tensor.dtype == torch.float64:
+        short, numbers = tensor.float(), tensor.flatten()
+        at = (short.double().flatten().view(torch.int64) != numbers.view(torch.int64)).nonzero()
+        at = at.flatten()
+        if 3 * len(at) < len(numbers):  # each takes 4 bytes for its position and 8 for its value
+            return {SHORT: short, AT: at.int(), LONG: numbers[at]}
+    return {WHOLE: tensor}
+
+
+def _restored(parts: Tree) -> torch.Tensor:
+    if parts.keys() == {WHOLE}:
+        return parts[WHOLE]
+    if parts.keys() != {SHORT, AT, LONG}:
+        raise ValueError("a tensor lacks a part")
+    short, at, long = parts[SHORT], parts[AT], parts[LONG]
+    forms = [(t.dtype, t.ndim) for t in (at, long)]
+    if short.dtype != torch.float32 or forms != [(torch.int32, 1), (torch.float64, 1)]:
+        raise ValueError("a part of a tensor has another form")
+    if len(at) != len(long) or (
+        len(at) and not 0 <= int(at.min()) <= int(at.max()) < short.numel()
+    ):
+        raise ValueError("a part of a tensor is out of place")
+    tensor = short.double()
+    tensor.view(-1)[at.long()] = long
+    return tensor

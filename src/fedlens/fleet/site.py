@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -24,6 +24,7 @@ from fedlens.core.trees import in_order, map_tensors, moved
 from fedlens.engines import Sequential, Stacked
 from fedlens.fleet import payload
 from fedlens.fleet.approvals import Approvals, Kind
+from fedlens.fleet.payload import Reply
 from fedlens.fleet.policy import Policy, Refused
 from fedlens.fleet.site_data import identity, site_examples
 from fedlens.fleet.terms import Terms
@@ -43,13 +44,6 @@ from fedlens.storage.reading import shortened
 CACHE = "cache"  # in its folder: decoded images
 OWN_MISTAKE = "something is wrong with its own files: its log says what"
 LOG = "log.jsonl"  # in its folder: each order, and what was sent
-
-
-class Reply(NamedTuple):
-    """What a site sends back."""
-
-    facts: Mapping[str, Any]
-    tensors: Tree
 
 
 @dataclass(frozen=True)

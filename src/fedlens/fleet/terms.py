@@ -246,9 +246,9 @@ def of_sites(experiment: Experiment, sites: int | None) -> Experiment:
     experiment = for_fleet(experiment)
     if sites is None:
         return experiment
-    clients = replace(experiment.clients, count=sites)
-    if isinstance(clients.per_round, int):
-        clients = replace(clients, per_round=min(clients.per_round, sites))
+    asked = experiment.clients.per_round
+    per_round = min(asked, sites) if isinstance(asked, int) else asked
+    clients = replace(experiment.clients, count=sites, per_round=per_round)
     return replace(experiment, clients=clients)
 
 

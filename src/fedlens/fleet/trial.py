@@ -11,9 +11,9 @@ from typing import Any
 
 from fedlens.config.experiment import Experiment
 from fedlens.core.trees import bytes_of
-from fedlens.fleet import Notify
+from fedlens.fleet import CA, Notify
 from fedlens.fleet.flower import end, free_port, start_supernode
-from fedlens.fleet.keys import CA, make_server_keys, make_site_key
+from fedlens.fleet.keys import make_server_keys, make_site_key
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.serve import serve
 from fedlens.fleet.server import Job
