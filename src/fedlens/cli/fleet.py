@@ -37,10 +37,6 @@ def _check_installed() -> None:
         raise ValueError(f"flwr is {found}, and a fleet needs {FLOWER}: {remedy}")
 
 
-def _ignore(line: str) -> None:
-    return
-
-
 @fleet_app.command("keys")
 def keys_command(
     folder: Annotated[Path, typer.Argument(help="Where the keys are put.")],
@@ -263,7 +259,7 @@ def try_command(
     described = of_sites(given, sites)
     if out is not None:
         check_free(out, overwrite=False, remedy="choose another --out")
-    notify = _ignore if quiet else _notify
+    notify = (lambda _: None) if quiet else _notify
     if sites is not None and given.clients.count not in (None, sites):
         whom = _number(sites, "site")
         notify(f"{whom} in the place of the experiment's {_number(given.clients.count, 'client')}")

@@ -111,12 +111,13 @@ class Fleet(Engine):
             for client, some in rows.items()
         }
         if self._declared is None:
-            plain = Sequential(self.network, _no_examples())
+            none = Examples(torch.zeros((1, 1, 1, 1), dtype=torch.uint8), torch.zeros(1).long())
+            plain = Sequential(self.network, none)
             self._declared = payload.declared(replace(program, apart=True), plain, shared)
         algorithm, failed = program.algorithm, dict[int, str]()
         goal = min(algorithm.select.cohort_size, len(work))
-        needed = self.rules.needed(goal, algorithm.combine.fewest)
         rules = self.rules
+        needed = rules.needed(goal, algorithm.combine.fewest)
         if rules.largest is None:
             sent = norm_of([shared.params, shared.buffers], torch.zeros(1))
             rules = replace(rules, largest=LARGEST * max(float(sent.max()), 1.0))
@@ -192,7 +193,12 @@ class Fleet(Engine):
             return arrived._replace(failed="stale", reason="it is of another order")
         parts = {}
         for row, key in enumerate(own_keys):
-            tree = _under(f"{row}/", arrived.tensors)
+            of_row = f"{row}/"
+            tree = {
+                name.removeprefix(of_row): t
+                for name, t in arrived.tensors.items()
+                if name.startswith(of_row)
+            }
             wrong = payload.mismatch(tree, declared)
             if wrong is not None:
                 return arrived._replace(failed="malformed", reason=wrong)
@@ -236,11 +242,3 @@ class Fleet(Engine):
 def counted(memory: Memory) -> int | None:
     """The key of a client's last order that counted, or None if its site keeps no memory."""
     return int(memory["counted"]["key"]) if "counted" in memory else None
-
-
-def _under(prefix: str, tree: Tree) -> Tree:
-    return {name.removeprefix(prefix): t for name, t in tree.items() if name.startswith(prefix)}
-
-
-def _no_examples() -> Examples:
-    return Examples(torch.zeros((1, 1, 1, 1), dtype=torch.uint8), torch.zeros(1).long())

@@ -183,6 +183,9 @@ class SuperLink:
         return f"127.0.0.1:{self.port}"
 
     def __enter__(self) -> SuperLink:
+        from flwr.supercore.control import ControlHttpClient
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
         database = self.folder / "superlink.db"
         (self.folder / "flower").mkdir(parents=True, exist_ok=True)
         database.touch(mode=0o600)  # it holds what sites send
@@ -200,7 +203,12 @@ class SuperLink:
         )
         try:
             self._wait()
-            self.control = self._control()
+            self.control: Any = ControlHttpClient.from_server_address(
+                server_address=self.address,
+                insecure=False,
+                root_certificates=(self.keys / CA).read_bytes(),
+                interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+            )
         except BaseException:
             end(self.process)
             raise
@@ -221,17 +229,6 @@ class SuperLink:
                 return
             time.sleep(0.1)
         raise OSError(f"Flower's SuperLink does not start: see {self.log}")
-
-    def _control(self) -> Any:
-        from flwr.supercore.control import ControlHttpClient
-        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-
-        return ControlHttpClient.from_server_address(
-            server_address=self.address,
-            insecure=False,
-            root_certificates=(self.keys / CA).read_bytes(),
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
-        )
 
     def register(self, public: Mapping[str, bytes]) -> dict[str, int]:
         """Register the sites with these keys, remove all others, and return node ids by name."""

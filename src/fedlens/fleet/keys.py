@@ -102,6 +102,18 @@ def _signed(name: str, key: Any, ca: Any, hosts: Sequence[str]) -> bytes:
         x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
         for text in (name, "Fedlens fleet CA")
     )
+    # Python 3.13 accepts no CA without the permitted uses of its key.
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=key is ca,
+        crl_sign=key is ca,
+        encipher_only=False,
+        decipher_only=False,
+    )
     now = datetime.datetime.now(datetime.UTC)
     made = (
         x509.CertificateBuilder()
@@ -112,7 +124,7 @@ def _signed(name: str, key: Any, ca: Any, hosts: Sequence[str]) -> bytes:
         .not_valid_before(now - datetime.timedelta(minutes=5))
         .not_valid_after(now + datetime.timedelta(days=365 * YEARS))
         .add_extension(x509.BasicConstraints(ca=key is ca, path_length=None), critical=True)
-        .add_extension(_usage(signs=key is ca), critical=True)
+        .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(ca.public_key()), critical=False
@@ -123,21 +135,6 @@ def _signed(name: str, key: Any, ca: Any, hosts: Sequence[str]) -> bytes:
         made = made.add_extension(x509.SubjectAlternativeName(names), critical=False)
     content: bytes = made.sign(ca, hashes.SHA256()).public_bytes(Encoding.PEM)
     return content
-
-
-def _usage(signs: bool) -> Any:
-    """The permitted uses of a key; Python 3.13 accepts no CA without them."""
-    return x509.KeyUsage(
-        digital_signature=True,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs,
-        crl_sign=signs,
-        encipher_only=False,
-        decipher_only=False,
-    )
 
 
 def _general_name(host: str) -> Any:

@@ -63,20 +63,20 @@ class Site:
         """The reply to an order; the reply to a refused order says why."""
         begun = time.monotonic()
         asked = {"sizes": self._sizes, "train": self._train, "test": self._test}
-        because = ""  # for the log here: file and class names stay private
+        mistake: Exception | None = None
         try:
             reply = asked[what](order, tensors)
         except Refused as refusal:
             reply = Reply({"refused": str(refusal)}, {})
         except ValueError as error:
-            reply, because = Reply({"refused": OWN_MISTAKE}, {}), str(error)
+            mistake, reply = error, Reply({"refused": OWN_MISTAKE}, {})
         except Exception as error:
-            raised, seconds = type(error).__name__, time.monotonic() - begun
-            self._log(what, order, {"raised": raised}, str(error), {}, seconds)
-            raise RuntimeError(f"{raised}: its log says why") from error
-        facts = {"experiment": order.get("experiment"), **reply.facts}
-        self._log(what, order, facts, because, reply.tensors, time.monotonic() - begun)
-        return Reply(facts, reply.tensors)
+            mistake, reply = error, Reply({"raised": type(error).__name__}, {})
+        reply = reply._replace(facts={"experiment": order.get("experiment"), **reply.facts})
+        self._log(what, reply, mistake, time.monotonic() - begun)
+        if "raised" in reply.facts:
+            raise RuntimeError(f"{reply.facts['raised']}: its log says why") from mistake
+        return reply
 
     def _sizes(self, order: Mapping[str, Any], tensors: Tree) -> Reply:
         """The number of its examples; also its label counts if the algorithm discloses them."""
@@ -101,7 +101,13 @@ class Site:
         task = self._task(order)
         round: Any = order.get("round")
         counted, own_keys = order.get("counted"), order.get("keys")
-        program = task.program_of(round)
+        if type(round) is not int or not 0 <= round < task.terms.rounds:
+            wanted = shortened(repr(round), 20)
+            raise Refused(f"it was asked for round {wanted} of {task.terms.rounds}")
+        # With the values that the schedules of the terms have in this round.
+        algorithm = make_algorithm(task.experiment, round)
+        layout, augment = task.network.layout, task.experiment.augment
+        program = ClientProgram(algorithm, layout, augment, apart=True)
         if not own_keys or not isinstance(own_keys, list) or not all(map(_is_whole, own_keys)):
             raise Refused("its order has no valid keys")
         own = payload.flat({"params": task.network.params, "buffers": task.network.buffers})
@@ -121,12 +127,14 @@ class Site:
         remembered.settle(counted)
         several = torch.tensor(own_keys, dtype=torch.int64)
         holdings = task.holdings.take(torch.zeros(len(several), dtype=torch.int64))
-        plan = program.algorithm.draw(holdings, keys.fold(several, DRAW))
+        plan = algorithm.draw(holdings, keys.fold(several, DRAW))
         facts = map_tensors(task.facts, lambda t: t.expand(len(several), *t.shape[1:]))
         work = payload.work_alone(plan, several, facts, memory)
         sent: Tree = {}
         kept = False
-        with torch_settings(task.experiment, self.device, task.threads):
+        # One thread where a worker process has one, for bit-identical results.
+        threads = 1 if task.experiment.engine == "processes" else own_threads()
+        with torch_settings(task.experiment, self.device, threads):
             trained = list(task.engine.map(program, moved(shared, self.device), work))
         for row, part in enumerate(map_tensors(trained, lambda t: t.cpu())):
             tree = payload.sent(part)
@@ -181,24 +189,20 @@ class Site:
     def _count(self, terms: Terms, kind: Kind, digests: Sequence[str], most: int) -> None:
         self.approvals.change(terms.hash, lambda one: one.used(kind, digests, most))
 
-    def _log(
-        self,
-        what: str,
-        order: Mapping[str, Any],
-        facts: Mapping[str, Any],
-        because: str,
-        tensors: Tree,
-        seconds: float,
-    ) -> None:
-        """Append to the log a line about an order and what was sent; a refusal may be repeated."""
+    def _log(self, what: str, reply: Reply, mistake: Exception | None, seconds: float) -> None:
+        """Append to the log a line about an order and what was sent; a refusal may be repeated.
+
+        The mistake stands in this log alone: names of files and classes stay private.
+        """
+        facts = dict(reply.facts)
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "asked": what,
-            "experiment": str(order.get("experiment"))[:12],
-            "said": {name: value for name, value in facts.items() if name != "experiment"},
-            **({"because": because} if because else {}),
-            "sent_tensors": len(tensors),
-            "sent_bytes": sum(t.nbytes for t in tensors.values()),
+            "experiment": str(facts.pop("experiment"))[:12],
+            "said": facts,
+            **({} if mistake is None else {"because": str(mistake)}),
+            "sent_tensors": len(reply.tensors),
+            "sent_bytes": sum(t.nbytes for t in reply.tensors.values()),
             "seconds": round(seconds, 3),
         }
         self.home.mkdir(parents=True, exist_ok=True)
@@ -311,25 +315,12 @@ class Task:
         dataset = self.experiment.dataset
         return make_network(self.experiment, dataset)[0]  # type: ignore[arg-type]
 
-    def program_of(self, round: Any) -> ClientProgram:
-        """The client program with the values that the terms' schedules have in a round."""
-        if type(round) is not int or not 0 <= round < self.terms.rounds:
-            wanted = shortened(repr(round), 20)
-            raise Refused(f"it was asked for round {wanted} of {self.terms.rounds}")
-        algorithm = make_algorithm(self.experiment, round)
-        return ClientProgram(algorithm, self.network.layout, self.experiment.augment, apart=True)
-
     @cached_property
     def engine(self) -> Sequential | Stacked:
         examples = self.examples.to(self.device)
         if self.device.type == "cuda":
             return Stacked(self.network, examples)
         return Sequential(self.network, examples, fast=self.experiment.engine == "processes")
-
-    @property
-    def threads(self) -> int:
-        """One where a worker process has one, for bit-identical results."""
-        return 1 if self.experiment.engine == "processes" else own_threads()
 
     def check_model(self, given: Tree, like: Tree) -> None:
         wrong = payload.mismatch(given, like)
