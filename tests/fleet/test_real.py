@@ -135,7 +135,7 @@ def check_private(fleet):
     kept = [
         path
         for site in fleet.sites.values()
-        for name in ("memory", "orders", "cache", "held", "flower")
+        for name in ("memory", "cache", "flower")
         for path in (site.home / name, *(site.home / name).rglob("*"))
     ]
     kept += [site.home / name for site in fleet.sites.values() for name in LOGS]
