@@ -18,7 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedlens.config.experiment import Experiment
 from fedlens.core import Tree
 from fedlens.fleet.apps import TYPES, as_record, client_app, packed, unpacked
-from fedlens.fleet.engine import Arrived
+from fedlens.fleet.payload import Reply
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.site import Site
 from fedlens.fleet.terms import Terms, for_fleet
@@ -38,7 +38,7 @@ class Dishonest:
         self.site: Site = make_sites(path, folder / "sites")[0]
         (self.site.home / FILE).write_text(policy)
 
-    def ask(self, what: str, tensors: Tree | None = None, **order: Any) -> Arrived:
+    def ask(self, what: str, tensors: Tree | None = None, **order: Any) -> Reply:
         """The answer to an order, whose other parts are those of an honest server."""
         if what == "sizes":
             honest: dict[str, Any] = {"terms": self.terms.text, "client": 0}
@@ -46,11 +46,11 @@ class Dishonest:
             honest = {"client": 0, "counted": None, "size": self.size()}
             honest |= {"keys": [1], "round": 0} if what == "train" else {}
         order = {"experiment": self.terms.hash, **honest, **order}
-        content = packed(order, as_record(tensors or {}), list(tensors or {}))
+        content = packed(order, as_record(tensors or {}))
         places = {"home": str(self.site.home), "data": str(self.site.data)}
         context = Context(1, 1, places, RecordDict(), {})
         reply = client_app()(Message(content, 1, TYPES[what]), context)
-        return Arrived(*unpacked(reply.content))
+        return unpacked(reply.content)
 
     def refused(self, what: str, tensors: Tree | None = None, **order: Any) -> str:
         """Why an order is refused, or "" if it is not; a refusal has no tensors."""

@@ -13,7 +13,7 @@ import torch
 from fedlens.config.experiment import Experiment
 from fedlens.core import Tree
 from fedlens.core.trees import map_tensors
-from fedlens.fleet.engine import Arrived
+from fedlens.fleet.payload import Reply
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.server import Job, run_job
 from fedlens.fleet.site import Site
@@ -93,7 +93,7 @@ def make_sites(path: Path, folder: Path, approved: bool = True) -> list[Site]:
     return sites
 
 
-Change = Callable[[str, str, Arrived], Arrived | None]
+Change = Callable[[str, str, Reply], Reply | None]
 """(site, what it was asked, what it answers) -> what arrives; None: nothing does."""
 
 
@@ -102,9 +102,9 @@ class Nearby:
 
     def __init__(self, sites: Sequence[Site], change: Change | None = None) -> None:
         self.sites, self.change = list(sites), change
-        self.waiting: list[tuple[int, Arrived]] = []
+        self.waiting: list[tuple[int, Reply]] = []
         self.orders: list[tuple[str, str, Mapping[str, Any]]] = []
-        self.replies: list[tuple[str, str, Arrived]] = []
+        self.replies: list[tuple[str, str, Reply]] = []
         self.away: set[str] = set()
 
     def online(self) -> set[int]:
@@ -118,13 +118,13 @@ class Nearby:
             name = site.home.name
             self.orders.append((name, what, order))
             copies = map_tensors(tensors, torch.clone)
-            arrived = Arrived(*site.answer(what, order, copies))
+            arrived = site.answer(what, order, copies)
             self.replies.append((name, what, arrived))
             changed = self.change(name, what, arrived) if self.change else arrived
             if changed is not None:
                 self.waiting.append((client, changed))
 
-    def arrived(self) -> list[tuple[int, Arrived]]:
+    def arrived(self) -> list[tuple[int, Reply]]:
         found, self.waiting = self.waiting, []
         return found
 

@@ -59,7 +59,7 @@ def test_a_site_that_is_gone_is_told_of_in_our_words():
     assert _arrived(reply)[2:] == ("raised", said)
 
 
-@pytest.mark.parametrize("text", ["", "[" * 100_000, "9" * 5000, '{"facts": 1, "names": []}'])
+@pytest.mark.parametrize("text", ["", "[" * 100_000, "9" * 5000, "1"])
 def test_a_message_that_cannot_be_read_is_malformed_and_ends_nothing(text):
     with pytest.raises(ValueError):
         unpacked({"facts": {"json": text}})

@@ -9,7 +9,7 @@ import torch
 
 import fedlens as fl
 from fedlens.fleet import engine
-from fedlens.fleet.engine import Arrived
+from fedlens.fleet.payload import Reply
 from fedlens.fleet.terms import for_fleet
 from fedlens.report import read_all, report
 from fedlens.report.grids import Tiles
@@ -26,7 +26,7 @@ from tests.fleet.sites import (
 )
 
 
-def spoilt(arrived: Arrived, fn) -> Arrived:
+def spoilt(arrived: Reply, fn) -> Reply:
     name = "0/update/fc.weight"
     return arrived._replace(tensors=arrived.tensors | {name: fn(arrived.tensors[name])})
 
@@ -46,9 +46,9 @@ BAD = {
     ),
     "stale": lambda a: a._replace(facts={**a.facts, "keys": [7]}),
     "foreign": lambda a: a._replace(facts={**a.facts, "experiment": "0" * 64}),
-    "raised": lambda _: Arrived({}, {}, "raised", "RuntimeError"),
-    "dropped": lambda _: Arrived({}, {}, "dropped"),
-    "refused": lambda _: Arrived({"refused": "it will not"}, {}),
+    "raised": lambda _: Reply({}, {}, "raised", "RuntimeError"),
+    "dropped": lambda _: Reply({}, {}, "dropped"),
+    "refused": lambda _: Reply({"refused": "it will not"}, {}),
 }
 NAMED = {
     "another dtype": "malformed",
@@ -100,7 +100,7 @@ def test_what_a_site_says_reaches_the_operator_as_one_printable_line(what, tmp_p
 
     def change(name, asked, arrived):
         refuses = (name, asked) == ("bob", what)
-        return Arrived({"refused": text}, {}) if refuses else arrived
+        return Reply({"refused": text}, {}) if refuses else arrived
 
     run_nearby(path, tmp_path / "run", sites, change, told, wait=0.5, at_least=3)
     assert any(line.startswith("bob: refused: no\\x1b[2J\\ncat") for line in told)
@@ -117,7 +117,7 @@ def test_a_site_that_was_away_leaves_no_trace_in_the_bytes(refusals, tmp_path):
 
     def change(name, what, arrived):
         away = (name, what) == ("cat", "train") and next(left, None) is not None
-        return Arrived({"refused": "its data are away"}, {}) if away else arrived
+        return Reply({"refused": "its data are away"}, {}) if away else arrived
 
     run_nearby(path, tmp_path / "run", sites, change)
     fl.run(for_fleet(fl.Experiment.read(path)), tmp_path / "here")
@@ -157,7 +157,7 @@ def test_shares_are_those_of_the_sites_that_answered(tmp_path):
         if what == "sizes":
             sizes[name] = arrived.facts["size"]
         elif name == "bob":
-            return Arrived({}, {}, "dropped")
+            return Reply({}, {}, "dropped")
         else:
             updates[name] = arrived.tensors["0/update/fc.weight"][0].clone()
         return arrived
@@ -187,7 +187,7 @@ def test_a_site_goes_on_from_its_last_update_that_counted(tmp_path):
 
     def change(name, what, arrived):
         if (name, what) == ("cat", "train") and next(lost, False):
-            return Arrived({}, {}, "dropped")
+            return Reply({}, {}, "dropped")
         return arrived
 
     run_nearby(path, tmp_path / "run", sites, change)
@@ -206,7 +206,7 @@ def test_an_update_that_was_not_taken_is_not_gone_on_from(tmp_path):
     def change(name, what, arrived):
         if (name, what) == ("cat", "train") and not orders:
             orders.append(name)
-            return Arrived({}, {}, "late")
+            return Reply({}, {}, "late")
         return arrived
 
     made: list[Nearby] = []
@@ -260,7 +260,7 @@ def test_a_site_that_gives_no_answer_before_a_run_is_told_of(tmp_path):
     def change(name, what, arrived):
         seen.append(name)
         gone = what == "sizes" and seen.count(name) == 1 and name == "bob"
-        return Arrived({}, {}, "dropped", "it is not there any more") if gone else arrived
+        return Reply({}, {}, "dropped", "it is not there any more") if gone else arrived
 
     sites = make_sites(path, tmp_path / "sites")
     with pytest.raises(ValueError, match="these sites are missing: bob"):
@@ -300,7 +300,7 @@ def test_a_run_stops_below_quorum_where_the_experiment_says_so(tmp_path):
     sites = make_sites(path, tmp_path / "sites")
 
     def change(name, what, arrived):
-        return Arrived({}, {}, "dropped") if (name, what) == ("bob", "train") else arrived
+        return Reply({}, {}, "dropped") if (name, what) == ("bob", "train") else arrived
 
     result = run_nearby(path, tmp_path / "run", sites, change)
     assert result.status == "stopped"
@@ -323,7 +323,7 @@ def test_a_run_that_stops_again_says_who_failed_this_time(gone, tmp_path):
     sites, dropped = make_sites(path, tmp_path / "sites"), {"bob"}
 
     def change(name, what, arrived):
-        return Arrived({}, {}, "dropped") if what == "train" and name in dropped else arrived
+        return Reply({}, {}, "dropped") if what == "train" and name in dropped else arrived
 
     run_nearby(path, tmp_path / "run", sites, change)
     dropped = gone
@@ -337,7 +337,7 @@ def test_the_page_shows_by_name_what_became_of_sites(tmp_path):
     sites = make_sites(path, tmp_path / "sites")
 
     def change(name, what, arrived):
-        refused = Arrived({"refused": "it will not"}, {})
+        refused = Reply({"refused": "it will not"}, {})
         return refused if (name, what) == ("cat", "train") else arrived
 
     run_nearby(path, tmp_path / "run", sites, change)

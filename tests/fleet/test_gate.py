@@ -15,18 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from fedlens.fleet import CA, CA_KEY, NODE_KEY, SERVER, SERVER_KEY
 from fedlens.fleet.flower import free_port
 from fedlens.fleet.gate import PATHS, Gate
-from fedlens.fleet.keys import (
-    CA,
-    CA_KEY,
-    NODE_KEY,
-    SERVER,
-    SERVER_KEY,
-    make_server_keys,
-    make_site_key,
-    public_keys,
-)
+from fedlens.fleet.keys import make_server_keys, make_site_key, public_keys
 from tests.fleet.real import wait_until
 from tests.fleet.sites import write_experiment
 

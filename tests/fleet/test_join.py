@@ -8,26 +8,27 @@ import subprocess
 import sys
 import tempfile
 import threading
+from importlib import metadata
 from importlib.metadata import PackageNotFoundError
 
 import pytest
 from typer.testing import CliRunner
 
+from fedlens.cli import fleet
 from fedlens.cli.main import app
 from fedlens.config.experiment import Experiment
-from fedlens.fleet import flower, keys
-from fedlens.fleet.flower import end, free_port, start_supernode
+from fedlens.fleet import CA, SERVER, SERVER_KEY, keys
+from fedlens.fleet.flower import Tail, end, free_port, start_supernode
 from fedlens.fleet.gate import Gate
 from fedlens.fleet.join import (
     Changes,
-    Tail,
     answer_by,
     check_device,
     find_server,
     join,
     state_by,
 )
-from fedlens.fleet.keys import CA, make_server_keys, make_site_key
+from fedlens.fleet.keys import make_server_keys, make_site_key
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.site import LOG
 from fedlens.fleet.terms import Terms, check_possible, for_fleet
@@ -248,7 +249,7 @@ def test_certificates_hold_by_the_strict_rules(tmp_path):
     """Those of Python 3.13, whatever this one is."""
     make_server_keys(tmp_path, ["10.0.0.1"])
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(tmp_path / keys.SERVER, tmp_path / keys.SERVER_KEY)
+    server.load_cert_chain(tmp_path / SERVER, tmp_path / SERVER_KEY)
     site = ssl.create_default_context(cafile=str(tmp_path / CA))
     site.verify_flags |= ssl.VERIFY_X509_STRICT
     here, there = socket.socketpair()
@@ -351,9 +352,9 @@ def test_another_version_of_flower_is_refused_before_anything_is_started(found, 
             raise PackageNotFoundError(name)
         return found
 
-    monkeypatch.setattr(flower, "version", version)
+    monkeypatch.setattr(metadata, "version", version)
     with pytest.raises(ValueError, match=r"needs.*1\.41.*install it with"):
-        flower.check_installed()
+        fleet._check_installed()
 
 
 @pytest.mark.parametrize("command", ["serve", "app"])

@@ -15,14 +15,15 @@ from pathlib import Path
 import pytest
 
 import fedlens as fl
+from fedlens.fleet import CA, NODE_KEY
 from fedlens.fleet.flower import end
-from fedlens.fleet.keys import CA, NODE_KEY, make_server_keys, make_site_key
+from fedlens.fleet.keys import make_server_keys, make_site_key
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.terms import for_fleet
 from fedlens.fleet.trial import start_site
 from fedlens.storage.run_files import read_records
 from tests.fleet import failing
-from tests.fleet.real import Federation, processes_of, soon, wait_until
+from tests.fleet.real import Federation, processes_of, soon, updates, wait_until
 from tests.fleet.sites import model_bytes, write_experiment
 from tests.fleet.test_same_bytes import PAPERS
 
@@ -165,10 +166,9 @@ def test_a_site_that_died_is_waited_for(tmp_path):
         for name in fleet.sites:
             fleet.start(name)
         victim, over = sorted(fleet.sites)[1], threading.Event()
-        orders = fleet.sites[victim].home / "orders"
 
         def act():
-            wait_until(lambda: orders.is_dir(), 300)
+            wait_until(lambda: updates(fleet.sites[victim]) > 0, 300)
             fleet.kill(victim)
             while not over.wait(1):
                 fleet.look_after()

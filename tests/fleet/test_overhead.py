@@ -14,8 +14,8 @@ from statistics import median
 import pytest
 
 from fedlens.config.experiment import Experiment
+from fedlens.fleet import CA, NODE_KEY
 from fedlens.fleet.flower import end, environment, free_port
-from fedlens.fleet.keys import CA, NODE_KEY
 from fedlens.setup import build
 from fedlens.storage.run_files import read_records
 from tests.fleet.real import Federation, wait_until

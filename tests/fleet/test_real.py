@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import fedlens as fl
-from fedlens.fleet import flower, gate
-from fedlens.fleet.keys import CA
+from fedlens.fleet import CA, flower, gate
 from fedlens.fleet.terms import for_fleet
 from fedlens.storage.run_files import read_records
 from tests.fleet.real import Federation, orders, processes_of, soon, updates, wait_until
@@ -136,7 +135,7 @@ def check_private(fleet):
     kept = [
         path
         for site in fleet.sites.values()
-        for name in ("memory", "orders", "cache", "held", "flower")
+        for name in ("memory", "cache", "flower")
         for path in (site.home / name, *(site.home / name).rglob("*"))
     ]
     kept += [site.home / name for site in fleet.sites.values() for name in LOGS]

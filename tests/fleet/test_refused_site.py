@@ -2,8 +2,9 @@
 
 import pytest
 
+from fedlens.fleet import CA
 from fedlens.fleet.join import join
-from fedlens.fleet.keys import CA, make_site_key
+from fedlens.fleet.keys import make_site_key
 from tests.data.test_layouts import write
 
 WHY = "the clock of ann is 400 s behind this server's: set both by a time server"

@@ -1,5 +1,6 @@
 """What a server says to whoever started it: what it needs, how far it is, how to go on."""
 
+import json
 import os
 import subprocess
 import sys
@@ -13,12 +14,14 @@ from typer.testing import CliRunner
 from fedlens.cli.main import app
 from fedlens.config.experiment import Experiment
 from fedlens.fleet import keys, serve
+from fedlens.fleet.flower import Tail
 from fedlens.fleet.keys import make_server_keys, make_site_key
-from fedlens.fleet.serve import Follow
+from fedlens.fleet.serve import follow, run_on
+from fedlens.fleet.server import Job
 from fedlens.fleet.terms import for_fleet
 from fedlens.storage.files import write_atomically
 from fedlens.storage.locks import one_writer
-from fedlens.storage.run_files import CHECKPOINT, ROUNDS
+from fedlens.storage.run_files import CHECKPOINT
 from tests.fleet.sites import write_experiment
 from tests.sites import write_sites
 
@@ -98,21 +101,15 @@ def test_a_server_without_keys_leaves_nothing(tmp_path):
     assert not (tmp_path / "keys").exists()
 
 
-@pytest.mark.parametrize(("resumes", "expected"), [(False, [1, 2, 3]), (True, [3])])
-def test_rounds_are_told_of_this_run_and_not_of_one_that_it_replaces(resumes, expected, tmp_path):
-    path, told = tmp_path / ROUNDS, list[int]()
-    old, new = ('{"round": 1}\n{"round": 2}\n' + more for more in ("", '{"round": 3}\n'))
-    path.write_text(old)
-    watch, job = (lambda record: told.append(record["round"])), tmp_path / "job.json"
-    follow = Follow(job, tmp_path, print, watch, resumes)
-    follow.look()
-    assert told == []
-    path.unlink()
-    follow.look()
-    path.write_text(new)
-    follow.look()
-    follow.look()
-    assert told == expected
+def test_what_the_process_of_a_run_reports_is_passed_on_to_its_outcome(tmp_path):
+    reports, lines, records = tmp_path / "job.reports", list[str](), list[Any]()
+    told: list[tuple[str, Any]] = [("process", os.getpid()), ("line", "ann: 3 examples")]
+    told += [("record", {"round": 1}), ("outcome", {"status": "finished"})]
+    tail = Tail(reports)
+    reports.write_text("".join(f"{json.dumps(one)}\n" for one in told))
+    link: Any = SimpleNamespace(process=SimpleNamespace(poll=lambda: None))
+    assert follow(link, tail, lines.append, records.append) == {"status": "finished"}
+    assert (lines, records) == (["ann: 3 examples"], [{"round": 1}])
 
 
 @pytest.mark.parametrize("begun", [True, False])
@@ -149,12 +146,15 @@ def test_a_run_that_was_not_replaced_yet_is_not_gone_on_with(begun, fedlens, tmp
 @pytest.mark.parametrize(("resumes", "remedy"), [(False, "start it again"), (True, "--resume")])
 def test_a_server_whose_flower_ended_says_how_to_go_on(resumes, remedy, tmp_path):
     (tmp_path / "run" / CHECKPOINT).mkdir(parents=True)
-    follow = Follow(tmp_path / "job.json", tmp_path / "run", print, None, resumes)
+    job = Job("one.toml", str(tmp_path / "run"), {}, resume=resumes)
+    with pytest.raises(OSError, match=f"SuperLink has ended: see flower.log; .*{remedy}$"):
+        run_on(ended_link(), job, tmp_path, print)
+
+
+def ended_link() -> Any:
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait()
-    link: Any = SimpleNamespace(process=ended, log="flower.log")
-    with pytest.raises(OSError, match=f"SuperLink has ended: see flower.log; .*{remedy}$"):
-        follow.until_done(link)
+    return SimpleNamespace(process=ended, log="flower.log", run=lambda *_: 1)
 
 
 def served(fedlens, folder, *words):
@@ -231,7 +231,9 @@ def test_a_process_of_another_user_that_has_the_number_of_the_app_is_left_alone(
     def refuse(pid: int, sign: int) -> None:
         raise PermissionError
 
-    (tmp_path / "job.pid").write_text(str(os.getpid()))
+    tail = Tail(tmp_path / "job.reports")
+    tail.path.write_text(f'["process", {os.getpid()}]\n')
     with monkeypatch.context() as patched:
         patched.setattr(os, "kill", refuse)
-        serve._end_app(tmp_path / "job.json")
+        with pytest.raises(OSError, match="SuperLink has ended"):
+            follow(ended_link(), tail, print)

@@ -224,7 +224,7 @@ def test_tensors_travel_bit_by_bit():
         "a/z": torch.tensor(-0.0, dtype=torch.float64),
         "m": torch.arange(6).view(2, 3),
     }
-    facts, back = unpacked(packed({"n": 1}, as_record(tensors), list(tensors)))
+    facts, back, *_ = unpacked(packed({"n": 1}, as_record(tensors)))
     assert facts == {"n": 1}
     assert list(back) == list(tensors)
     for name, t in tensors.items():

@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 from fedlens.cli.main import app
 from fedlens.config.experiment import Experiment
 from fedlens.data.folders import listed_by_class
+from fedlens.fleet import CA
 from fedlens.fleet.join import join
-from fedlens.fleet.keys import CA, make_site_key
+from fedlens.fleet.keys import make_site_key
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.site import CACHE, Site
 from fedlens.fleet.site_data import site_examples

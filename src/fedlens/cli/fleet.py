@@ -16,6 +16,7 @@ from fedlens.storage.reading import printable
 
 fleet_app = typer.Typer(no_args_is_help=True, help="A real federation: a server, and sites.")
 
+FLOWER = "1.41"
 Out = Annotated[Path | None, typer.Option(help="The run folder. [default: runs/NAME]")]
 
 
@@ -23,8 +24,17 @@ def _notify(line: str) -> None:
     print(printable(line), file=sys.stderr, flush=True)  # it may quote what others sent
 
 
-def _ignore(line: str) -> None:
-    return
+def _check_installed() -> None:
+    """Raise ValueError unless Flower is there, in the version whose private parts are used."""
+    from importlib import metadata
+
+    remedy = "install it with: pip install 'fedlens[fleet]'"
+    try:
+        found = metadata.version("flwr")
+    except metadata.PackageNotFoundError as error:
+        raise ValueError(f"a fleet needs Flower (flwr {FLOWER}): {remedy}") from error
+    if not found.startswith(f"{FLOWER}."):
+        raise ValueError(f"flwr is {found}, and a fleet needs {FLOWER}: {remedy}")
 
 
 @fleet_app.command("keys")
@@ -36,10 +46,9 @@ def keys_command(
     site: Annotated[str | None, typer.Option(help="The name of a site.")] = None,
 ) -> None:
     """Make the keys of a server (--host), or of a site (--site). Nothing is overwritten."""
-    from fedlens.fleet.flower import check_installed
+    _check_installed()
     from fedlens.fleet.keys import make_server_keys, make_site_key
 
-    check_installed()
     if not host and not site:
         raise ValueError("no --host and no --site: give --host for a server, or --site for a site")
     if host:
@@ -74,9 +83,9 @@ def serve_command(
     as_json: Json = False,
 ) -> None:
     """Run an experiment on the sites that join."""
+    _check_installed()
     from fedlens.cli.run import finish_run
     from fedlens.config.experiment import Experiment
-    from fedlens.fleet.flower import check_installed
     from fedlens.fleet.keys import check_server_keys, public_keys
     from fedlens.fleet.serve import serve
     from fedlens.fleet.server import Job
@@ -86,7 +95,6 @@ def serve_command(
     from fedlens.runs.folder import check_free
     from fedlens.storage.run_files import can_go_on, identity
 
-    check_installed()
     described = Experiment.read(experiment, overrides or [])
     check_possible(for_fleet(described))
     folder = out or Path("runs") / experiment.stem
@@ -139,12 +147,11 @@ def join_command(
     ] = True,
 ) -> None:
     """Take part with the examples of this site, until interrupted."""
-    from fedlens.fleet.flower import check_installed
+    _check_installed()
     from fedlens.fleet.join import join
     from fedlens.fleet.site import CACHE
     from fedlens.storage.reading import argument
 
-    check_installed()
     _address(server, "--server", "10.0.0.1:9092")
 
     def notify(line: str) -> None:
@@ -175,8 +182,7 @@ def approve_command(
     from fedlens.fleet.policy import Policy, Refused
     from fedlens.storage.reading import argument
 
-    if not home.is_dir():
-        raise ValueError(f"{home} is not a folder: give the --home of `fedlens fleet join`")
+    _check_home(home)
     approvals = Approvals(home)
     found = approvals.offers()
     if digits is not None:
@@ -219,8 +225,7 @@ def clean_command(
     from fedlens.fleet.site import CACHE
     from fedlens.storage.locks import one_writer
 
-    if not home.is_dir():
-        raise ValueError(f"{home} is not a folder: give the --home of `fedlens fleet join`")
+    _check_home(home)
     with one_writer(home):
         if not (home / CACHE).is_dir():
             print(f"{home} keeps no decoded images")
@@ -242,19 +247,19 @@ def try_command(
     as_json: Json = False,
 ) -> None:
     """Run a whole federation here, and compare it with the simulation."""
+    _check_installed()
     from fedlens.config.experiment import Experiment
-    from fedlens.fleet.flower import check_installed
-    from fedlens.fleet.trial import of_sites, run_sites, simulated
+    from fedlens.fleet.terms import of_sites
+    from fedlens.fleet.trial import run_sites, simulated
     from fedlens.runs import progress
     from fedlens.runs.folder import check_free
     from fedlens.setup.data import OtherClients
 
-    check_installed()
     given = Experiment.read(experiment, overrides or [])
     described = of_sites(given, sites)
     if out is not None:
         check_free(out, overwrite=False, remedy="choose another --out")
-    notify = _ignore if quiet else _notify
+    notify = (lambda _: None) if quiet else _notify
     if sites is not None and given.clients.count not in (None, sites):
         whom = _number(sites, "site")
         notify(f"{whom} in the place of the experiment's {_number(given.clients.count, 'client')}")
@@ -288,8 +293,7 @@ def app_command(
     """Make a Flower app of an experiment, for `flwr run`."""
     from fedlens.config.experiment import Experiment
     from fedlens.fleet.flower import write_app
-    from fedlens.fleet.terms import check_possible
-    from fedlens.fleet.trial import of_sites
+    from fedlens.fleet.terms import check_possible, of_sites
     from fedlens.storage.reading import argument
 
     if folder.exists():
@@ -298,6 +302,11 @@ def app_command(
     check_possible(described)
     write_app(folder, described.toml(), sites, str(Path(out).resolve()))
     print(f"{folder}: run it with: flwr run {argument(folder)}")
+
+
+def _check_home(home: Path) -> None:
+    if not home.is_dir():
+        raise ValueError(f"{home} is not a folder: give the --home of `fedlens fleet join`")
 
 
 def _number(count: int, what: str) -> str:

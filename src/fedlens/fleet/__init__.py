@@ -7,3 +7,7 @@ from collections.abc import Callable
 
 Notify = Callable[[str], None]
 """A callback that receives a line for the user about what sites and servers do."""
+
+# The files of keys and certificates, in the folders of a server and of a site.
+CA, CA_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
+NODE_KEY = "node.key"

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedlens.core import Tree
-from fedlens.fleet.engine import Arrived
 from fedlens.fleet.flower import end_with
-from fedlens.fleet.server import Job, run_job
+from fedlens.fleet.payload import Reply, from_wire, to_wire
+from fedlens.fleet.server import REPORTS, Job, run_job
 from fedlens.fleet.site import Site
-from fedlens.fleet.wire import from_wire, to_wire
-from fedlens.storage.files import write_atomically
 
 TYPES = {"sizes": "query.sizes", "train": "train.train", "test": "evaluate.test"}
 FAILED = {  # by Flower's error code; any other code means `raised`
@@ -35,11 +34,8 @@ FILE = "safetensors"  # the array of a message that holds all its tensors
 LOOK = 1.0  # seconds between two checks of which sites are online
 
 
-def packed(
-    facts: Mapping[str, Any], tensors: ArrayRecord | None, names: Sequence[str]
-) -> RecordDict:
-    text = json.dumps({"facts": facts, "names": list(names)})
-    records: dict[str, Any] = {"facts": ConfigRecord({"json": text})}
+def packed(facts: Mapping[str, Any], tensors: ArrayRecord | None) -> RecordDict:
+    records: dict[str, Any] = {"facts": ConfigRecord({"json": json.dumps(facts)})}
     if tensors is not None:
         records["tensors"] = tensors
     return RecordDict(records)
@@ -53,19 +49,16 @@ def as_record(tensors: Tree) -> ArrayRecord | None:
     return ArrayRecord({FILE: Array("uint8", (len(content),), "safetensors", content)})
 
 
-def unpacked(content: RecordDict) -> tuple[dict[str, Any], Tree]:
+def unpacked(content: RecordDict) -> Reply:
     """The facts and tensors that `packed` put together; a ValueError for any other content."""
     try:
-        told = json.loads(str(content["facts"]["json"]))
-        found = from_wire(content["tensors"][FILE].data) if "tensors" in content else {}
-        if sorted(found) != sorted(told["names"]):
-            raise ValueError("its names are not those of its tensors")
-        facts = told["facts"]
+        facts = json.loads(str(content["facts"]["json"]))
+        tensors = from_wire(content["tensors"][FILE].data) if "tensors" in content else {}
         if not isinstance(facts, dict):
             raise ValueError("it has no facts")
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"it cannot be read: {error}") from error
-    return facts, {name: found[name] for name in told["names"]}
+    return Reply(facts, tensors)
 
 
 @dataclass
@@ -92,11 +85,9 @@ class FlowerSites:
     def send(
         self, what: str, orders: Mapping[int, Mapping[str, Any]], tensors: Tree, seconds: float
     ) -> None:
-        record, names = as_record(tensors), list(tensors)
+        record = as_record(tensors)
         messages = [
-            Message(
-                packed(order, record, names), self.nodes[client], TYPES[what], ttl=max(seconds, 1.0)
-            )
+            Message(packed(order, record), self.nodes[client], TYPES[what], ttl=max(seconds, 1.0))
             for client, order in orders.items()
         ]
         ids = list(self.grid.push_messages(messages))
@@ -105,7 +96,7 @@ class FlowerSites:
         }
         self.looked = float("-inf")
 
-    def arrived(self) -> list[tuple[int, Arrived]]:
+    def arrived(self) -> list[tuple[int, Reply]]:
         found = []
         for reply in self.grid.pull_messages(list(self.waiting)) if self.waiting else ():
             asked = self.waiting.pop(reply.metadata.reply_to_message_id, None)
@@ -116,22 +107,22 @@ class FlowerSites:
         for one, (client, started) in list(self.waiting.items()):
             if client in there and self.started[client] != started:
                 del self.waiting[one]
-                found.append((client, Arrived({}, {}, "dropped", "it was started again")))
+                found.append((client, Reply({}, {}, "dropped", "it was started again")))
         return found
 
     def forget(self) -> None:
         self.waiting = {}
 
 
-def _arrived(reply: Message) -> Arrived:
+def _arrived(reply: Message) -> Reply:
     if reply.has_error():
         reason = (reply.error.reason or "").splitlines()
         raised = ("raised", reason[0][:200] if reason else "")
-        return Arrived({}, {}, *FAILED.get(reply.error.code, raised))
+        return Reply({}, {}, *FAILED.get(reply.error.code, raised))
     try:
-        return Arrived(*unpacked(reply.content))
+        return unpacked(reply.content)
     except ValueError as error:
-        return Arrived({}, {}, "malformed", str(error)[:200])
+        return Reply({}, {}, "malformed", str(error)[:200])
 
 
 def client_app(experiment: Path | None = None) -> ClientApp:
@@ -139,23 +130,12 @@ def client_app(experiment: Path | None = None) -> ClientApp:
     app = ClientApp()
 
     def answer(what: str, message: Message, context: Context) -> Message:
-        order, tensors = unpacked(message.content)
+        order, tensors, *_ = unpacked(message.content)
         reply = _site(context.node_config, order, experiment).answer(what, order, tensors)
-        content = packed(reply.facts, as_record(reply.tensors), list(reply.tensors))
-        return Message(content, reply_to=message)
+        return Message(packed(reply.facts, as_record(reply.tensors)), reply_to=message)
 
-    @app.query("sizes")
-    def sizes(message: Message, context: Context) -> Message:
-        return answer("sizes", message, context)
-
-    @app.train("train")
-    def train(message: Message, context: Context) -> Message:
-        return answer("train", message, context)
-
-    @app.evaluate("test")
-    def test(message: Message, context: Context) -> Message:
-        return answer("test", message, context)
-
+    for what, kind in (("sizes", app.query), ("train", app.train), ("test", app.evaluate)):
+        kind(what)(partial(answer, what))
     return app
 
 
@@ -181,9 +161,7 @@ def server_app(experiment: Path | None = None) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         config = context.run_config
         if config["job"]:
-            path = Path(str(config["job"]))
-            write_atomically(path.with_suffix(".pid"), str(os.getpid()).encode())
-            _run(grid, Job.read(path), path)
+            _run(grid, Path(str(config["job"])))
             return
         nodes: list[int] = []
         while len(nodes) < int(config["sites"]):
@@ -197,23 +175,29 @@ def server_app(experiment: Path | None = None) -> ServerApp:
     return app
 
 
-def _run(grid: Grid, job: Job, path: Path) -> None:
-    """Run a job, and write its messages and its outcome to files next to the job file."""
+def _run(grid: Grid, path: Path) -> None:
+    """Run a job, and report about it in a file, which `serve.follow` reads."""
+    job = Job.read(path)
+
+    def report(kind: str, what: Any) -> None:
+        with path.with_suffix(REPORTS).open("a") as file:
+            file.write(json.dumps([kind, what]) + "\n")
+
+    report("process", os.getpid())
     if job.served_by is not None:
         end_with(job.served_by)  # otherwise it keeps waiting for sites and locks the run folder
-    events, result = path.with_suffix(".events"), path.with_suffix(".result")
-
-    def notify(line: str) -> None:
-        with events.open("a") as file:
-            file.write(line + "\n")
-
     try:
-        done = run_job(job, lambda some: FlowerSites(grid, [job.sites[n] for n in some]), notify)
+        done = run_job(
+            job,
+            lambda some: FlowerSites(grid, [job.sites[name] for name in some]),
+            partial(report, "line"),
+            partial(report, "record"),
+        )
         outcome = {"status": done.status}
     except ValueError as error:
         outcome = {"mistake": str(error)}
     except Exception as error:
         outcome = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
-    write_atomically(result, json.dumps(outcome).encode())
+    report("outcome", outcome)
     if "error" in outcome:
         raise RuntimeError(outcome["error"])

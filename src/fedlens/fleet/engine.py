@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from fedlens.core import Memory, Tree
 from fedlens.core.federation import Examples
 from fedlens.engines import Sequential
 from fedlens.fleet import Notify, payload
+from fedlens.fleet.payload import Reply
 from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.engine import Engine, Unreported
@@ -31,15 +32,6 @@ LARGEST = 1000.0  # times the norm of the model: of an update, if the experiment
 PAUSE = 0.25  # seconds between two polls for replies
 
 
-class Arrived(NamedTuple):
-    """What came back from a site: a reply, or how it failed."""
-
-    facts: Mapping[str, Any]
-    tensors: Tree
-    failed: str | None = None  # one of OUTCOMES
-    reason: str = ""
-
-
 class Sites(Protocol):
     """The connection to the sites; each site is identified by its client number."""
 
@@ -51,7 +43,7 @@ class Sites(Protocol):
         """Send each site its own order, and all of them the same tensors."""
         ...
 
-    def arrived(self) -> list[tuple[int, Arrived]]:
+    def arrived(self) -> list[tuple[int, Reply]]:
         """The replies since the last call."""
         ...
 
@@ -119,12 +111,13 @@ class Fleet(Engine):
             for client, some in rows.items()
         }
         if self._declared is None:
-            plain = Sequential(self.network, _no_examples())
+            none = Examples(torch.zeros((1, 1, 1, 1), dtype=torch.uint8), torch.zeros(1).long())
+            plain = Sequential(self.network, none)
             self._declared = payload.declared(replace(program, apart=True), plain, shared)
         algorithm, failed = program.algorithm, dict[int, str]()
         goal = min(algorithm.select.cohort_size, len(work))
-        needed = self.rules.needed(goal, algorithm.combine.fewest)
         rules = self.rules
+        needed = rules.needed(goal, algorithm.combine.fewest)
         if rules.largest is None:
             sent = norm_of([shared.params, shared.buffers], torch.zeros(1))
             rules = replace(rules, largest=LARGEST * max(float(sent.max()), 1.0))
@@ -143,7 +136,7 @@ class Fleet(Engine):
                 away = client in self._away
                 failed[row] = "surplus" if enough else "unavailable" if away else "late"
                 if not enough:
-                    self._say(client, Arrived({}, {}, failed[row]))
+                    self._say(client, Reply({}, {}, failed[row]))
         return failed
 
     def _ask(
@@ -153,7 +146,7 @@ class Fleet(Engine):
         tensors: Tree,
         goal: int,
         needed: int,
-    ) -> Iterator[tuple[int, Arrived]]:
+    ) -> Iterator[tuple[int, Reply]]:
         """Yield replies as they arrive, until all or enough have arrived or the time is over.
 
         An offline site gets its order when it comes back, if it comes back soon.
@@ -185,9 +178,9 @@ class Fleet(Engine):
         self.sites.forget()
 
     def _checked(
-        self, arrived: Arrived, own_keys: list[int], rules: Reporting
-    ) -> dict[int, Part] | Arrived:
-        """The parts that a site sent, by order key, or an `Arrived` that says what is wrong."""
+        self, arrived: Reply, own_keys: list[int], rules: Reporting
+    ) -> dict[int, Part] | Reply:
+        """The parts that a site sent, by order key, or an `Reply` that says what is wrong."""
         facts, declared = arrived.facts, self._declared
         assert declared is not None
         if arrived.failed is not None:
@@ -200,7 +193,12 @@ class Fleet(Engine):
             return arrived._replace(failed="stale", reason="it is of another order")
         parts = {}
         for row, key in enumerate(own_keys):
-            tree = _under(f"{row}/", arrived.tensors)
+            of_row = f"{row}/"
+            tree = {
+                name.removeprefix(of_row): t
+                for name, t in arrived.tensors.items()
+                if name.startswith(of_row)
+            }
             wrong = payload.mismatch(tree, declared)
             if wrong is not None:
                 return arrived._replace(failed="malformed", reason=wrong)
@@ -236,7 +234,7 @@ class Fleet(Engine):
                 self._say(client, arrived)
         return accuracy
 
-    def _say(self, client: int, arrived: Arrived) -> None:
+    def _say(self, client: int, arrived: Reply) -> None:
         why = arrived.reason or str(arrived.facts.get("refused", ""))
         self.notify(f"{self.names[client]}: {arrived.failed or 'refused'}{why and f': {why}'}")
 
@@ -244,11 +242,3 @@ class Fleet(Engine):
 def counted(memory: Memory) -> int | None:
     """The key of a client's last order that counted, or None if its site keeps no memory."""
     return int(memory["counted"]["key"]) if "counted" in memory else None
-
-
-def _under(prefix: str, tree: Tree) -> Tree:
-    return {name.removeprefix(prefix): t for name, t in tree.items() if name.startswith(prefix)}
-
-
-def _no_examples() -> Examples:
-    return Examples(torch.zeros((1, 1, 1, 1), dtype=torch.uint8), torch.zeros(1).long())

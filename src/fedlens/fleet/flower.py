@@ -16,17 +16,15 @@ import urllib.request
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedlens.fleet.keys import CA, NODE_KEY, SERVER, SERVER_KEY
+from fedlens.fleet import CA, NODE_KEY, SERVER, SERVER_KEY
 from fedlens.storage.files import write_atomically
 from fedlens.storage.process_state import is_alive
 
 END_SECONDS = 8.0  # time for a process to end after SIGTERM, before SIGKILL
-FLOWER = "1.41"
-REMEDY = "install it with: pip install 'fedlens[fleet]'"
 APP = """\
 [build-system]
 requires = ["hatchling"]
@@ -62,16 +60,6 @@ from fedlens.fleet.apps import {half}_app
 
 app = {half}_app(Path(__file__).parent / "experiment.toml")
 """
-
-
-def check_installed() -> None:
-    """Raise ValueError unless Flower is there, in the version whose private parts are used."""
-    try:
-        found = version("flwr")
-    except PackageNotFoundError as error:
-        raise ValueError(f"a fleet needs Flower (flwr {FLOWER}): {REMEDY}") from error
-    if not found.startswith(f"{FLOWER}."):
-        raise ValueError(f"flwr is {found}, and a fleet needs {FLOWER}: {REMEDY}")
 
 
 def free_port() -> int:
@@ -163,6 +151,26 @@ def write_app(folder: Path, experiment: str, sites: int = 2, out: str = "runs/fl
         write_atomically(path, text.encode())
 
 
+@dataclass
+class Tail:
+    """Reads the complete lines that are added to a file after this object is made."""
+
+    path: Path
+    place: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.place = self.path.stat().st_size if self.path.is_file() else 0
+
+    def new(self) -> str:
+        if not self.path.is_file():
+            return ""
+        with self.path.open("rb") as file:
+            file.seek(self.place)
+            whole = file.read().rpartition(b"\n")
+        self.place += len(whole[0] + whole[1])
+        return (whole[0] + whole[1]).decode(errors="replace")
+
+
 class SuperLink:
     """A SuperLink that only this machine can reach. Its state is kept in `folder`."""
 
@@ -175,6 +183,9 @@ class SuperLink:
         return f"127.0.0.1:{self.port}"
 
     def __enter__(self) -> SuperLink:
+        from flwr.supercore.control import ControlHttpClient
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
         database = self.folder / "superlink.db"
         (self.folder / "flower").mkdir(parents=True, exist_ok=True)
         database.touch(mode=0o600)  # it holds what sites send
@@ -192,7 +203,12 @@ class SuperLink:
         )
         try:
             self._wait()
-            self.control = self._control()
+            self.control: Any = ControlHttpClient.from_server_address(
+                server_address=self.address,
+                insecure=False,
+                root_certificates=(self.keys / CA).read_bytes(),
+                interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+            )
         except BaseException:
             end(self.process)
             raise
@@ -213,17 +229,6 @@ class SuperLink:
                 return
             time.sleep(0.1)
         raise OSError(f"Flower's SuperLink does not start: see {self.log}")
-
-    def _control(self) -> Any:
-        from flwr.supercore.control import ControlHttpClient
-        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-
-        return ControlHttpClient.from_server_address(
-            server_address=self.address,
-            insecure=False,
-            root_certificates=(self.keys / CA).read_bytes(),
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
-        )
 
     def register(self, public: Mapping[str, bytes]) -> dict[str, int]:
         """Register the sites with these keys, remove all others, and return node ids by name."""

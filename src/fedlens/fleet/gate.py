@@ -23,8 +23,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedlens.fleet import Notify
-from fedlens.fleet.keys import CA, SERVER, SERVER_KEY
+import h11
+import httpx
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+from fedlens.fleet import CA, SERVER, SERVER_KEY, Notify
 
 CALLS = (
     *("register-node", "activate-node", "deactivate-node", "unregister-node"),
@@ -100,7 +106,6 @@ class Gate:
             self._loop.close()
 
     async def _serve(self) -> None:
-        import httpx
 
         self._stop = asyncio.Event()
         outer = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -112,9 +117,8 @@ class Gate:
             base_url=f"https://{self.inner}", verify=trust, timeout=600.0, limits=limits
         ) as client:
             try:
-                listener = socket.create_server(
-                    (self.host, self.port), family=_family(self.host), backlog=128
-                )
+                family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+                listener = socket.create_server((self.host, self.port), family=family, backlog=128)
             except OSError as error:
                 self._error = error
                 return
@@ -169,7 +173,6 @@ class Gate:
         self, connection: socket.socket, peer: str, context: ssl.SSLContext, client: Any
     ) -> None:
         """Handle the requests of one connection, one after another."""
-        import h11
 
         reader = asyncio.StreamReader(loop=self._loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=self._loop)
@@ -232,10 +235,6 @@ class Gate:
 
         A SuperLink checks the same, but only after it has read all, and gives no reason.
         """
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
-        from cryptography.hazmat.primitives.hashes import SHA256
-        from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
         key = _decoded(headers.get(b"flwr-public-key", b""))
         if key not in self.names:
@@ -254,8 +253,6 @@ class Gate:
         return f"the clock of {self.names[key]} is {wrong}: set both by a time server"
 
     async def _pass_on(self, visit: Visit, client: Any, request: Any, peer: str) -> None:
-        import h11
-        import httpx
 
         headers = dict(request.headers)
         hop = HOP | {b"content-length"} if b"transfer-encoding" in headers else HOP
@@ -301,7 +298,6 @@ class Visit:
 
     async def event(self, seconds: float) -> Any:
         """What comes next, in the terms of h11; a TimeoutError if nothing comes for so long."""
-        import h11
 
         async with asyncio.timeout(seconds):
             while (event := self.http.next_event()) is h11.NEED_DATA:
@@ -309,7 +305,6 @@ class Visit:
         return event
 
     async def body(self) -> AsyncIterator[bytes]:
-        import h11
 
         size = 0
         while type(event := await self.event(SILENCE)) is h11.Data:
@@ -330,17 +325,12 @@ class Visit:
 
         The connection must be closed then, since the body of the request may not be read.
         """
-        import h11
 
         text = json.dumps({"code": REFUSED, "detail": why}).encode()
         headers = [("content-length", str(len(text))), ("connection", "close")]
         await self.send(h11.Response(status_code=status, headers=headers))
         await self.send(h11.Data(data=text))
         await self.send(h11.EndOfMessage())
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _decoded(text: bytes) -> bytes:

@@ -8,14 +8,14 @@ import socket
 import ssl
 import subprocess
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from fedlens.fleet import Notify
-from fedlens.fleet.flower import end, start_supernode
-from fedlens.fleet.keys import CA, NODE_KEY, check_name
+from fedlens.fleet import CA, NODE_KEY, Notify
+from fedlens.fleet.flower import Tail, end, start_supernode
+from fedlens.fleet.keys import check_name
 from fedlens.fleet.policy import DEFAULT, FILE, Policy
 from fedlens.fleet.site import LOG
 from fedlens.fleet.site_data import check_data
@@ -61,48 +61,35 @@ def join(
     if not (home / FILE).is_file():
         write_atomically(home / FILE, DEFAULT.encode())
     Policy.read(home)
-    with one_writer(home):  # otherwise two processes would be refused in turn
-        _stay(home, name, data, server, device, wait, Changes(notify), cache)
-
-
-def _stay(
-    home: Path,
-    name: str,
-    data: Path,
-    server: str,
-    device: str,
-    wait: float,
-    say: Changes,
-    cache: bool,
-) -> None:
-    """Find the server and run a SuperNode for it, in an endless loop."""
-    answers = Tail(home / LOG)
+    say = Changes(notify)
     refused_since: float | None = None
     patience = max(wait, PATIENCE)
-    while True:
-        find_server(server, home / CA, wait, say)
-        wait = float("inf")
-        log = Tail(home / "supernode.log")
-        process = start_supernode(home, name, data, server, device, log.path, cache=cache)
-        begun = time.monotonic()
-        try:
-            said = _follow(process, log, answers, server, say)
-        finally:
-            end(process)
-        now, refusals = time.monotonic(), REFUSED.findall(said)
-        if not refusals:
-            refused_since = None
-        elif refused_since is None or now - begun > PATIENCE:  # it was accepted for a while
-            refused_since = now
-        elif now - refused_since > patience:
-            raise ValueError(
-                f"{server} did not let {name} in for {patience:g} s ({refusals[-1]}): give "
-                f"{name}.pub to the person who runs it, and check that no other process uses the "
-                "key"
-            )
-        why = f"the server says: {refusals[-1]}" if refusals else f"see {log.path}"
-        say.state(f"not connected ({why}); trying again")
-        time.sleep(PAUSE)
+    with one_writer(home):  # otherwise two processes would be refused in turn
+        answers = Tail(home / LOG)
+        while True:
+            find_server(server, home / CA, wait, say)
+            wait = float("inf")
+            log = Tail(home / "supernode.log")
+            process = start_supernode(home, name, data, server, device, log.path, cache=cache)
+            begun = time.monotonic()
+            try:
+                said = _follow(process, log, answers, server, say)
+            finally:
+                end(process)
+            now, refusals = time.monotonic(), REFUSED.findall(said)
+            if not refusals:
+                refused_since = None
+            elif refused_since is None or now - begun > PATIENCE:  # it was accepted for a while
+                refused_since = now
+            elif now - refused_since > patience:
+                raise ValueError(
+                    f"{server} did not let {name} in for {patience:g} s ({refusals[-1]}): give "
+                    f"{name}.pub to the person who runs it, and check that no other process uses "
+                    "the key"
+                )
+            why = f"the server says: {refusals[-1]}" if refusals else f"see {log.path}"
+            say.state(f"not connected ({why}); trying again")
+            time.sleep(PAUSE)
 
 
 def find_server(server: str, ca: Path, wait: float, say: Changes) -> None:
@@ -192,26 +179,6 @@ def answer_by(line: str) -> str:
         sent = f"{answer['sent_bytes'] / 1e3:.1f} kB"
         return f"trained for {answer['seconds']:.1f} s, and sent {sent}"
     return {"sizes": "reported how much it holds", "test": "tested the model"}[answer["asked"]]
-
-
-@dataclass
-class Tail:
-    """Reads the complete lines that are added to a file after this object is made."""
-
-    path: Path
-    place: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.place = self.path.stat().st_size if self.path.is_file() else 0
-
-    def new(self) -> str:
-        if not self.path.is_file():
-            return ""
-        with self.path.open("rb") as file:
-            file.seek(self.place)
-            whole = file.read().rpartition(b"\n")
-        self.place += len(whole[0] + whole[1])
-        return (whole[0] + whole[1]).decode(errors="replace")
 
 
 @dataclass

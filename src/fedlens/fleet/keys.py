@@ -9,15 +9,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-CA, CA_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
-NODE_KEY = "node.key"
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_ssh_public_key,
+)
+from cryptography.x509.oid import NameOID
+
+from fedlens.fleet import CA, CA_KEY, NODE_KEY, SERVER, SERVER_KEY
+
 YEARS = 5
 
 
 def make_server_keys(folder: Path, hosts: Sequence[str]) -> None:
     """Make ca.pem for all machines, and server.pem and server.key for a server at `hosts`."""
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     _refuse_existing([folder / name for name in (CA, CA_KEY, SERVER, SERVER_KEY)])
     ca, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     _write(folder / CA, _signed("Fedlens fleet CA", ca, ca, []))
@@ -28,9 +39,6 @@ def make_server_keys(folder: Path, hosts: Sequence[str]) -> None:
 
 def make_site_key(folder: Path, name: str) -> None:
     """Make node.key, which never leaves the site, and NAME.pub, which the server needs."""
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
     check_name(name)
     _refuse_existing([folder / NODE_KEY, folder / f"{name}.pub"])
     key = ec.generate_private_key(ec.SECP384R1())
@@ -46,19 +54,11 @@ def check_name(name: str) -> None:
 
 def public_keys(folder: Path) -> dict[str, bytes]:
     """The public keys of a server's sites, by name, in the form that Flower takes."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        PublicFormat,
-        load_ssh_public_key,
-    )
-
     found, owners = dict[str, bytes](), dict[bytes, str]()
     for path in sorted(folder.glob("*.pub")):
         try:
             key = load_ssh_public_key(path.read_bytes())
-            if not isinstance(key, EllipticCurvePublicKey):  # Flower accepts no other kind
+            if not isinstance(key, ec.EllipticCurvePublicKey):  # Flower accepts no other kind
                 raise ValueError("`fedlens fleet keys --site` makes others")
         except (ValueError, UnsupportedAlgorithm) as error:
             raise ValueError(
@@ -76,8 +76,6 @@ def public_keys(folder: Path) -> dict[str, bytes]:
 
 def check_server_keys(folder: Path) -> None:
     """Raise ValueError if a server's keys are missing, or its certificates invalid or expired."""
-    from cryptography import x509
-
     for name in (CA, SERVER, SERVER_KEY):
         if not (folder / name).is_file():
             raise ValueError(f"{folder} has no {name}: make keys with `fedlens fleet keys`")
@@ -94,33 +92,39 @@ def check_server_keys(folder: Path) -> None:
 
 
 def _private(key: Any, ssh: bool) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
     form = PrivateFormat.OpenSSH if ssh else PrivateFormat.PKCS8
     content: bytes = key.private_bytes(Encoding.PEM, form, NoEncryption())
     return content
 
 
 def _signed(name: str, key: Any, ca: Any, hosts: Sequence[str]) -> bytes:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.serialization import Encoding
-    from cryptography.x509.oid import NameOID
-
-    def named(text: str) -> Any:
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
+    subject, issuer = (
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+        for text in (name, "Fedlens fleet CA")
+    )
+    # Python 3.13 accepts no CA without the permitted uses of its key.
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=key is ca,
+        crl_sign=key is ca,
+        encipher_only=False,
+        decipher_only=False,
+    )
     now = datetime.datetime.now(datetime.UTC)
     made = (
         x509.CertificateBuilder()
-        .subject_name(named(name))
-        .issuer_name(named("Fedlens fleet CA"))
+        .subject_name(subject)
+        .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(minutes=5))
         .not_valid_after(now + datetime.timedelta(days=365 * YEARS))
         .add_extension(x509.BasicConstraints(ca=key is ca, path_length=None), critical=True)
-        .add_extension(_usage(signs=key is ca), critical=True)
+        .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(ca.public_key()), critical=False
@@ -133,26 +137,7 @@ def _signed(name: str, key: Any, ca: Any, hosts: Sequence[str]) -> bytes:
     return content
 
 
-def _usage(signs: bool) -> Any:
-    """The permitted uses of a key; Python 3.13 accepts no CA without them."""
-    from cryptography import x509
-
-    return x509.KeyUsage(
-        digital_signature=True,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs,
-        crl_sign=signs,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
 def _general_name(host: str) -> Any:
-    from cryptography import x509
-
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:

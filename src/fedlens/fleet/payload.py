@@ -1,22 +1,27 @@
-"""The tensors in messages: their flat names, and the shapes and dtypes that they must have."""
+"""The tensors in messages: their flat names, the form that they must have, and their bytes."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 
 from fedlens.core import Cohort, Facts, Memory, Plan, Tree
 from fedlens.core.trees import bytes_of, map_tensors
 from fedlens.engines import Sequential
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.uploads import norm_of
-from fedlens.rounds.work import Part, Shared, Work, exact_model
+from fedlens.rounds.work import Part, Shared, Work
+from fedlens.runs.checkpoint import from_bytes, to_bytes
 
 PARTS = ("update", "counters", "extra", "scalars", "channel_scalars")
 """The fields of a client's `Part` that it sends."""
+WHOLE, SHORT, AT, LONG = "whole", "short", "at", "long"
+"""The parts of a tensor in a message: all of it, or three."""
 
 
 def flat(value: Any, path: str = "") -> Tree:
@@ -42,6 +47,15 @@ def nested(tree: Tree) -> dict[str, Any]:
     return found
 
 
+class Reply(NamedTuple):
+    """What came back from a site: what it answered, or how it failed."""
+
+    facts: Mapping[str, Any]
+    tensors: Tree
+    failed: str | None = None  # one of OUTCOMES
+    reason: str = ""
+
+
 def sent(part: Part) -> Tree:
     """The tensors of its part that a client sends."""
     return flat({name: getattr(part, name) for name in PARTS})
@@ -49,17 +63,8 @@ def sent(part: Part) -> Tree:
 
 def received(tree: Tree, keep: Memory) -> Part:
     """The part of one client, from the tensors that it sent and the memory that it keeps."""
-    parts = nested(tree)
-    return Part(
-        update=parts["update"],
-        counters=parts.get("counters", {}),
-        extra=parts.get("extra", {}),
-        keep=[keep],
-        scalars=parts.get("scalars", {}),
-        combined=False,
-        borrowed=False,
-        channel_scalars=parts.get("channel_scalars", {}),
-    )
+    fields = {name: {} for name in PARTS} | nested(tree)
+    return Part(**fields, keep=[keep], combined=False, borrowed=False)
 
 
 def declared(program: ClientProgram, engine: Sequential, shared: Shared) -> Tree:
@@ -68,7 +73,7 @@ def declared(program: ClientProgram, engine: Sequential, shared: Shared) -> Tree
     zero = torch.zeros(1, dtype=torch.int64)
     facts = Facts(zero, none)
     plan = Plan(none[..., None], none)
-    params, buffers, told = map_tensors((shared.params, shared.buffers, shared.told), _first)
+    params, buffers, told = map_tensors((shared.params, shared.buffers, shared.told), itemgetter(0))
     memory = program.memory(params, buffers, told)
     (part,) = engine.map(program, shared, work_alone(plan, zero, facts, memory))
     return sent(part)
@@ -90,13 +95,6 @@ def work_alone(plan: Plan, keys: torch.Tensor, facts: Facts, memory: Memory) -> 
     return Work(
         plan, keys, facts, [memory] * count, ones, cohort, cohort_sizes=(count,), rounds=(0,)
     )
-
-
-def shared_of(model: Tree) -> Shared:
-    """The server's tensors in the form that the client program takes."""
-    parts = nested(model)
-    params, buffers, told = (parts.get(name, {}) for name in ("params", "buffers", "told"))
-    return Shared(params, buffers, exact_model(params | buffers), told)
 
 
 def mismatch(given: Tree, expected: Tree) -> str | None:
@@ -122,20 +120,70 @@ def digest(tree: Tree, *others: int) -> str:
 
 def norm(tree: Tree) -> float:
     """The norm of a client's update and `extra`; not finite if any number that it sends is not."""
-    parts = nested(tree)
-    trees = [parts.get("update", {})]
-    trees += [{n: t[None] for n, t in one.items()} for one in parts.get("extra", {}).values()]
-    others: Iterable[torch.Tensor] = [
-        *parts["scalars"].values(),
-        *parts.get("channel_scalars", {}).values(),
+    parts = {name: {} for name in PARTS} | nested(tree)
+    trees = [parts["update"], *map_tensors([*parts["extra"].values()], lambda t: t[None])]
+    others = [
+        t.double().sum() for name in ("scalars", "channel_scalars") for t in parts[name].values()
     ]
-    total = sum((t.double().sum() for t in others), torch.zeros((), dtype=torch.float64))
-    return float(norm_of(trees, total[None]))
+    return float(norm_of(trees, sum(others)[None]))
 
 
 def _form(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def _first(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor[0]
+def to_wire(tensors: Tree) -> bytes:
+    """The bytes of a safetensors file.
+
+    An update is the difference of float32 numbers, in float64, which some differences need. Nearly
+    all differences fit into float32 and are sent so; those that do not fit are listed separately.
+    """
+    parts = {
+        f"{place}/{name}/{kind}": part
+        for place, (name, t) in enumerate(tensors.items())
+        for kind, part in _short(t.detach().cpu()).items()
+    }
+    return to_bytes(parts)
+
+
+def from_wire(content: bytes) -> Tree:
+    """The tensors that `to_wire` encoded, in their order; a ValueError for any other bytes."""
+    try:
+        found = from_bytes(content, torch.device("cpu"))
+    except SafetensorError as error:
+        raise ValueError(f"it is not a file of tensors: {error}") from error
+    parts: dict[tuple[int, str], Tree] = {}
+    for path, tensor in found.items():
+        place, _, named = path.partition("/")
+        name, _, kind = named.rpartition("/")
+        parts.setdefault((int(place), name), {})[kind] = tensor
+    return {name: _restored(parts[place, name]) for place, name in sorted(parts)}
+
+
+def _short(tensor: torch.Tensor) -> Tree:
+    """The tensor in float32 if that is shorter, with the positions and values that do not fit."""
+    if tensor.dtype == torch.float64:
+        short, numbers = tensor.float(), tensor.flatten()
+        at = (short.double().flatten().view(torch.int64) != numbers.view(torch.int64)).nonzero()
+        at = at.flatten()
+        if 3 * len(at) < len(numbers):  # each takes 4 bytes for its position and 8 for its value
+            return {SHORT: short, AT: at.int(), LONG: numbers[at]}
+    return {WHOLE: tensor}
+
+
+def _restored(parts: Tree) -> torch.Tensor:
+    if parts.keys() == {WHOLE}:
+        return parts[WHOLE]
+    if parts.keys() != {SHORT, AT, LONG}:
+        raise ValueError("a tensor lacks a part")
+    short, at, long = parts[SHORT], parts[AT], parts[LONG]
+    forms = [(t.dtype, t.ndim) for t in (at, long)]
+    if short.dtype != torch.float32 or forms != [(torch.int32, 1), (torch.float64, 1)]:
+        raise ValueError("a part of a tensor has another form")
+    if len(at) != len(long) or (
+        len(at) and not 0 <= int(at.min()) <= int(at.max()) < short.numel()
+    ):
+        raise ValueError("a part of a tensor is out of place")
+    tensor = short.double()
+    tensor.view(-1)[at.long()] = long
+    return tensor

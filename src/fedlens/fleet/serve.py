@@ -14,15 +14,15 @@ from typing import Any
 
 from fedlens.config.experiment import Experiment
 from fedlens.fleet import Notify
-from fedlens.fleet.flower import SuperLink, write_app
+from fedlens.fleet.flower import SuperLink, Tail, write_app
 from fedlens.fleet.gate import Gate
 from fedlens.fleet.keys import check_server_keys, public_keys
-from fedlens.fleet.server import Job
+from fedlens.fleet.server import REPORTS, Job
 from fedlens.runs.watching import Watch
 from fedlens.storage.files import write_atomically
 from fedlens.storage.locks import one_writer
 from fedlens.storage.process_state import is_alive
-from fedlens.storage.run_files import ROUNDS, can_go_on, identity, read_records
+from fedlens.storage.run_files import can_go_on, identity
 
 LOOK = 0.2  # seconds between two checks of a run's progress
 
@@ -58,7 +58,6 @@ def serve(
     The job's experiment file is written only when `home` is locked: no other server uses it then.
     """
     home = home.resolve()
-    check_server_keys(keys)
     num_sites = len(public_keys(keys))
     asked = experiment.clients.per_round
     needed = {
@@ -80,93 +79,52 @@ def run_on(
     link: SuperLink, job: Job, home: Path, notify: Notify, watch: Watch | None = None
 ) -> str:
     """Run a job on a SuperLink that is running, and return the status of the run."""
-    path, app = home / "job.json", home / "app"
-    for ending in (".events", ".result", ".pid"):
-        path.with_suffix(ending).unlink(missing_ok=True)
-    out = Path(job.out).resolve()
-    experiment = str(Path(job.experiment).resolve())
-    job = replace(job, out=str(out), experiment=experiment, served_by=os.getpid())
+    out, experiment = Path(job.out).resolve(), Path(job.experiment).resolve()
+    job = replace(job, out=str(out), experiment=str(experiment), served_by=os.getpid())
+    path = home / "job.json"
     job.write(path)
-    write_app(app, "")
-    follow = Follow(path, out, notify, watch, job.resume)
-    link.run(app, {"job": str(path)})
+    reports = path.with_suffix(REPORTS)
+    reports.unlink(missing_ok=True)
+    write_app(home / "app", "")
+    replaced = None if job.resume else identity(out)
+    link.run(home / "app", {"job": str(path)})
     try:
-        outcome = follow.until_done(link)
-    except BaseException:
-        _end_app(path)
-        raise
-    follow.look()
+        outcome = follow(link, Tail(reports), notify, watch)
+    except OSError as error:
+        remedy = "go on with --resume" if can_go_on(out, replaced) else "start it again"
+        raise OSError(f"{error}; {remedy}") from error
     if "mistake" in outcome:
         raise ValueError(outcome["mistake"])
     if "error" in outcome:
-        raise RuntimeError(f"{outcome['error']}\n{outcome.get('trace', '')}")
+        raise RuntimeError(f"{outcome['error']}\n{outcome['trace']}")
     return str(outcome["status"])
 
 
-class Follow:
-    """Reads what the ServerApp's process writes, and reports it as it arrives."""
-
-    def __init__(
-        self, job: Path, out: Path, notify: Notify, watch: Watch | None, resumes: bool
-    ) -> None:
-        self.job, self.out, self.notify, self.watch = job, out, notify, watch
-        self.replaced = None if resumes else identity(out)
-        self.num_events = 0
-        self.seen: tuple[int, int] | None = None  # modification time and size of the records' file
-        before = [record["round"] for record in self._new_records()]
-        self.last_round = max(before, default=0) if resumes else 0
-
-    def _new_records(self) -> list[dict[str, Any]]:
-        """All records if their file has changed since the last call, else none."""
-        path = self.out / ROUNDS
-        if not path.is_file():
-            return []
-        stat = path.stat()
-        if (stat.st_mtime_ns, stat.st_size) == self.seen:
-            return []
-        self.seen = (stat.st_mtime_ns, stat.st_size)
-        return read_records(self.out)
-
-    def until_done(self, link: SuperLink) -> dict[str, Any]:
-        result = self.job.with_suffix(".result")
+def follow(
+    link: SuperLink, reports: Tail, notify: Notify, watch: Watch | None = None
+) -> dict[str, Any]:
+    """Pass on what the ServerApp's process reports, and return its outcome."""
+    app: int | None = None  # the process id
+    try:
         while True:
-            self.look()
-            if result.is_file():
-                outcome: dict[str, Any] = json.loads(result.read_text())
-                return outcome
-            if link.process.poll() is not None:
-                raise OSError(f"Flower's SuperLink has ended: see {link.log}; {self._remedy}")
-            pid = _pid(self.job)
-            if pid is not None and not is_alive(pid) and not result.is_file():
-                raise OSError(f"the server's app has ended: see {link.log}; {self._remedy}")
+            link_ended = link.process.poll() is not None
+            app_ended = app is not None and not is_alive(app)
+            for line in reports.new().splitlines():
+                kind, told = json.loads(line)
+                if kind == "line":
+                    notify(told)
+                elif kind == "record" and watch is not None:
+                    watch(told)
+                elif kind == "process":
+                    app = told
+                elif kind == "outcome":
+                    return dict(told)
+            if link_ended or app_ended:
+                who = "Flower's SuperLink" if link_ended else "the server's app"
+                raise OSError(f"{who} has ended: see {link.log}")
             time.sleep(LOOK)
-
-    @property
-    def _remedy(self) -> str:
-        return "go on with --resume" if can_go_on(self.out, self.replaced) else "start it again"
-
-    def look(self) -> None:
-        events = self.job.with_suffix(".events")
-        if events.is_file():
-            lines = events.read_text().splitlines()
-            for line in lines[self.num_events :]:
-                self.notify(line)
-            self.num_events = len(lines)
-        for record in self._new_records():
-            if record["round"] > self.last_round:
-                self.last_round = record["round"]
-                if self.watch is not None:
-                    self.watch(record)
-
-
-def _pid(job: Path) -> int | None:
-    path = job.with_suffix(".pid")
-    return int(path.read_text()) if path.is_file() else None
-
-
-def _end_app(job: Path) -> None:
-    """End the ServerApp's process, which Flower started."""
-    pid = _pid(job)
-    if pid is not None and is_alive(pid):
-        with suppress(ProcessLookupError, PermissionError):  # the pid may be another user's now
-            os.kill(pid, signal.SIGTERM)
+    except BaseException:
+        if app is not None and is_alive(app):
+            with suppress(ProcessLookupError, PermissionError):  # it may be another user's now
+                os.kill(app, signal.SIGTERM)
+        raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from fedlens.runs.loop import run_to_end
 from fedlens.runs.records import settings
 from fedlens.runs.result import Result
 from fedlens.runs.run import reopen, start
+from fedlens.runs.watching import Watch
 from fedlens.setup import Setup
 from fedlens.setup.algorithm import check_schedules, make_algorithm
 from fedlens.setup.data import ClientTests, load_dataset
@@ -32,6 +34,10 @@ from fedlens.storage.files import write_atomically
 from fedlens.storage.reading import printable, shortened
 from fedlens.storage.run_files import EXPERIMENT
 
+Connect = Callable[[Sequence[str]], Sites]
+"""Connects to the sites of given names, whose client numbers are their places."""
+
+REPORTS = ".reports"  # the ending of a file beside that of a job: what its process reports
 SITES = "sites.json"  # in the run folder: what the sites hold, as they reported it
 MOST_EXAMPLES = 10_000_000  # of a site: the server needs some tens of bytes for each
 ASK_AGAIN = 5.0  # seconds until a site that refused is asked again: it may have approved by then
@@ -48,27 +54,28 @@ class Held:
 
 
 def hear(
-    sites: Sites,
+    connect: Connect,
     names: Sequence[str],
     terms: Terms,
     notify: Notify,
     wait: float,
     at_least: int | None = None,
-) -> list[Held | None]:
+) -> list[Held]:
     """Ask each site what it holds; after `wait` seconds, at least `at_least` sites are enough."""
-    begun = time.monotonic()
-    found: list[Held | None] = [None] * len(names)
+    begun, sites = time.monotonic(), connect(names)
+    found = dict[int, Held]()
     asked, last_word = dict[int, float](), dict[int, str]()
     while True:
         now = time.monotonic()
-        missing = [client for client, held in enumerate(found) if held is None]
-        if not missing:
-            return found
+        there = [names[client] for client in sorted(found)]
+        if len(there) == len(names):
+            return [found[client] for client in sorted(found)]
         if now - begun > wait:
-            absent = ", ".join(names[client] for client in missing)
-            if at_least is not None and len(names) - len(missing) >= at_least:
+            absent = ", ".join(name for name in names if name not in there)
+            if at_least is not None and len(there) >= at_least:
                 notify(f"without {absent}")
-                return found
+                # Client numbers change, and what a client holds out depends on them.
+                return hear(connect, there, terms, notify, wait)
             raise ValueError(
                 f"after {wait:g} s these sites are missing: {absent}; start them, let them "
                 "approve the experiment, or set --at-least"
@@ -76,7 +83,7 @@ def hear(
         due = [
             client
             for client in sites.online()
-            if found[client] is None and now - asked.get(client, -ASK_AGAIN) >= ASK_AGAIN
+            if client not in found and now - asked.get(client, -ASK_AGAIN) >= ASK_AGAIN
         ]
         if due:
             order = {"experiment": terms.hash, "terms": terms.text}
@@ -113,10 +120,14 @@ def _held(name: str, facts: Any, terms: Terms) -> Held | None:
 
 
 def make_setup(
-    experiment: Experiment, dataset: Dataset, held: Sequence[Held], sites: Sites, notify: Notify
+    experiment: Experiment,
+    terms: Terms,
+    dataset: Dataset,
+    held: Sequence[Held],
+    sites: Sites,
+    notify: Notify,
 ) -> Setup:
     """The parts of a run whose clients are sites."""
-    terms = Terms.of(experiment, dataset)
     clients = replace(experiment.clients, count=len(held))
     experiment = replace(experiment, clients=clients)
     network, weights = make_network(experiment, dataset)
@@ -201,18 +212,7 @@ class Job:
         write_atomically(path, json.dumps(asdict(self)).encode())
 
 
-def check_unchanged(begun: Experiment, wanted: Experiment, out: Path) -> None:
-    """Raise ValueError if a run to resume was started with another experiment."""
-    before, after = settings(begun.plain()), settings(wanted.plain())
-    changed = sorted(key for key in before | after if before.get(key) != after.get(key))
-    if changed:
-        raise ValueError(
-            f"{out} was started with another {changed[0]}: leave the change out, or choose another "
-            "--out for a run of its own"
-        )
-
-
-def run_job(job: Job, connect: Callable[[Sequence[str]], Sites], tell: Notify) -> Result:
+def run_job(job: Job, connect: Connect, tell: Notify, watch: Watch | None = None) -> Result:
     """Run or resume an experiment on sites; `connect` connects to the sites of given names.
 
     `tell` gets lines for the operator. They may quote what a site sent, so they are cut and their
@@ -222,37 +222,36 @@ def run_job(job: Job, connect: Callable[[Sequence[str]], Sites], tell: Notify) -
     def notify(line: str) -> None:
         tell(printable(shortened(line)))
 
-    out = Path(job.out)
+    out, experiment = Path(job.out), for_fleet(Experiment.read(Path(job.experiment)))
     resumes = job.resume and (out / SITES).is_file()
-    place = out / EXPERIMENT if resumes else Path(job.experiment)
-    experiment = for_fleet(Experiment.read(place))
     if resumes:
-        check_unchanged(experiment, for_fleet(Experiment.read(Path(job.experiment))), out)
+        wanted, experiment = experiment, for_fleet(Experiment.read(out / EXPERIMENT))
+        before, after = settings(experiment.plain()), settings(wanted.plain())
+        changed = sorted(key for key in before | after if before.get(key) != after.get(key))
+        if changed:
+            raise ValueError(
+                f"{out} was started with another {changed[0]}: leave the change out, or choose "
+                "another --out for a run of its own"
+            )
     dataset = load_dataset(experiment.dataset, Path(job.data) if job.data else None)
+    terms = Terms.of(experiment, dataset)
+    notify(f"experiment {terms.hash}{', from where it was' if resumes else ''}")
     if resumes:
         known = [Held(**one) for one in json.loads((out / SITES).read_text())]
-        notify(f"experiment {Terms.of(experiment, dataset).hash}, from where it was")
         unknown = [one.name for one in known if one.name not in job.sites]
         if unknown:
             raise ValueError(f"{out} was started with {unknown[0]}: add its key")
-        sites = connect([one.name for one in known])
-        setup = make_setup(experiment, dataset, known, sites, notify)
-        folder = RunFolder.open(out)
-        try:
-            (result,) = run_to_end([reopen(folder, setup)])
-        finally:
-            folder.close()
-        return result
-    terms, names = Terms.of(experiment, dataset), sorted(job.sites)
-    notify(f"experiment {terms.hash}")
-    heard = hear(connect(names), names, terms, notify, job.wait, job.at_least)
-    if None in heard:  # client numbers change, and what a client holds out depends on them
-        names = [one.name for one in heard if one is not None]
-        heard = hear(connect(names), names, terms, notify, job.wait)
-    known = [one for one in heard if one is not None]
-    setup = make_setup(experiment, dataset, known, connect(names), notify)
-    overwrite = job.overwrite or job.resume
-    active = start(experiment, setup, out, overwrite=overwrite)
-    write_atomically(out / SITES, json.dumps([asdict(one) for one in known]).encode())
-    (result,) = run_to_end([active])
+    else:
+        known = hear(connect, sorted(job.sites), terms, notify, job.wait, job.at_least)
+    sites = connect([one.name for one in known])
+    setup = make_setup(experiment, terms, dataset, known, sites, notify)
+    with ExitStack() as stack:
+        if resumes:
+            folder = stack.enter_context(closing(RunFolder.open(out)))
+            active = reopen(folder, setup, watch)
+        else:
+            overwrite = job.overwrite or job.resume
+            active = start(experiment, setup, out, overwrite=overwrite, watch=watch)
+            write_atomically(out / SITES, json.dumps([asdict(one) for one in known]).encode())
+        (result,) = run_to_end([active])
     return result

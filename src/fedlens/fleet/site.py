@@ -13,41 +13,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from fedlens.config.experiment import Experiment
-from fedlens.core import Facts, Tree, keys
+from fedlens.core import Facts, Memory, Tree, keys
 from fedlens.core.federation import Examples, Holdings
-from fedlens.core.trees import map_tensors, moved
+from fedlens.core.trees import in_order, map_tensors, moved
 from fedlens.engines import Sequential, Stacked
 from fedlens.fleet import payload
 from fedlens.fleet.approvals import Approvals, Kind
-from fedlens.fleet.memory import SiteMemory
+from fedlens.fleet.payload import Reply
 from fedlens.fleet.policy import Policy, Refused
 from fedlens.fleet.site_data import identity, site_examples
 from fedlens.fleet.terms import Terms
 from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.cohorts import DRAW
+from fedlens.rounds.work import Shared, exact_model
+from fedlens.runs.checkpoint import from_bytes, to_bytes
 from fedlens.runs.settings import torch_settings
 from fedlens.setup.algorithm import make_algorithm
 from fedlens.setup.data import held_out
 from fedlens.setup.devices import own_threads
 from fedlens.setup.network import make_network
+from fedlens.storage.files import write_atomically
 from fedlens.storage.reading import shortened
 
 CACHE = "cache"  # in its folder: decoded images
 OWN_MISTAKE = "something is wrong with its own files: its log says what"
 LOG = "log.jsonl"  # in its folder: each order, and what was sent
-
-
-class Reply(NamedTuple):
-    """What a site sends back."""
-
-    facts: Mapping[str, Any]
-    tensors: Tree
 
 
 @dataclass(frozen=True)
@@ -67,20 +63,20 @@ class Site:
         """The reply to an order; the reply to a refused order says why."""
         begun = time.monotonic()
         asked = {"sizes": self._sizes, "train": self._train, "test": self._test}
-        because = ""  # for the log here: file and class names stay private
+        mistake: Exception | None = None
         try:
             reply = asked[what](order, tensors)
         except Refused as refusal:
             reply = Reply({"refused": str(refusal)}, {})
         except ValueError as error:
-            reply, because = Reply({"refused": OWN_MISTAKE}, {}), str(error)
+            mistake, reply = error, Reply({"refused": OWN_MISTAKE}, {})
         except Exception as error:
-            raised, seconds = type(error).__name__, time.monotonic() - begun
-            self._log(what, order, {"raised": raised}, str(error), {}, seconds)
-            raise RuntimeError(f"{raised}: its log says why") from error
-        facts = {"experiment": order.get("experiment"), **reply.facts}
-        self._log(what, order, facts, because, reply.tensors, time.monotonic() - begun)
-        return Reply(facts, reply.tensors)
+            mistake, reply = error, Reply({"raised": type(error).__name__}, {})
+        reply = reply._replace(facts={"experiment": order.get("experiment"), **reply.facts})
+        self._log(what, reply, mistake, time.monotonic() - begun)
+        if "raised" in reply.facts:
+            raise RuntimeError(f"{reply.facts['raised']}: its log says why") from mistake
+        return reply
 
     def _sizes(self, order: Mapping[str, Any], tensors: Tree) -> Reply:
         """The number of its examples; also its label counts if the algorithm discloses them."""
@@ -105,31 +101,42 @@ class Site:
         task = self._task(order)
         round: Any = order.get("round")
         counted, own_keys = order.get("counted"), order.get("keys")
-        program = task.program_of(round)
+        if type(round) is not int or not 0 <= round < task.terms.rounds:
+            wanted = shortened(repr(round), 20)
+            raise Refused(f"it was asked for round {wanted} of {task.terms.rounds}")
+        # With the values that the schedules of the terms have in this round.
+        algorithm = make_algorithm(task.experiment, round)
+        layout, augment = task.network.layout, task.experiment.augment
+        program = ClientProgram(algorithm, layout, augment, apart=True)
         if not own_keys or not isinstance(own_keys, list) or not all(map(_is_whole, own_keys)):
             raise Refused("its order has no valid keys")
-        given = task.as_ordered(tensors)
-        shared = payload.shared_of(given)
+        own = payload.flat({"params": task.network.params, "buffers": task.network.buffers})
+        given = {name: t for name, t in tensors.items() if not name.startswith("told/")}
+        task.check_model(given, map_tensors(own, lambda t: t[None]))
+        parts = {"buffers": {}, "told": {}} | payload.nested(tensors)
+        shared = Shared(**parts, exact=exact_model(parts["params"] | parts["buffers"]))
         remembered = self._memory(task.terms)
         memory = remembered.read(counted)
         if memory is None:
             first = map_tensors((shared.params, shared.buffers, shared.told), lambda t: t[0])
             memory = program.memory(*first)
         # Of all that an update depends on, so that only the same update is free.
-        inputs = given | payload.flat({"memory": memory})
+        inputs = tensors | payload.flat({"memory": memory})
         digests = [payload.digest(inputs, round, key) for key in own_keys]
         self._count(task.terms, "updates", digests, task.terms.most_updates)
         remembered.settle(counted)
         several = torch.tensor(own_keys, dtype=torch.int64)
         holdings = task.holdings.take(torch.zeros(len(several), dtype=torch.int64))
-        plan = program.algorithm.draw(holdings, keys.fold(several, DRAW))
+        plan = algorithm.draw(holdings, keys.fold(several, DRAW))
         facts = map_tensors(task.facts, lambda t: t.expand(len(several), *t.shape[1:]))
         work = payload.work_alone(plan, several, facts, memory)
         sent: Tree = {}
         kept = False
-        with torch_settings(task.experiment, self.device, task.threads):
-            parts = list(task.engine.map(program, moved(shared, self.device), work))
-        for row, part in enumerate(map_tensors(parts, lambda t: t.cpu())):
+        # One thread where a worker process has one, for bit-identical results.
+        threads = 1 if task.experiment.engine == "processes" else own_threads()
+        with torch_settings(task.experiment, self.device, threads):
+            trained = list(task.engine.map(program, moved(shared, self.device), work))
+        for row, part in enumerate(map_tensors(trained, lambda t: t.cpu())):
             tree = payload.sent(part)
             Policy.read(self.home).check_update(payload.norm(tree))
             if part.keep[0]:
@@ -182,24 +189,20 @@ class Site:
     def _count(self, terms: Terms, kind: Kind, digests: Sequence[str], most: int) -> None:
         self.approvals.change(terms.hash, lambda one: one.used(kind, digests, most))
 
-    def _log(
-        self,
-        what: str,
-        order: Mapping[str, Any],
-        facts: Mapping[str, Any],
-        because: str,
-        tensors: Tree,
-        seconds: float,
-    ) -> None:
-        """Append to the log a line about an order and what was sent; a refusal may be repeated."""
+    def _log(self, what: str, reply: Reply, mistake: Exception | None, seconds: float) -> None:
+        """Append to the log a line about an order and what was sent; a refusal may be repeated.
+
+        The mistake stands in this log alone: names of files and classes stay private.
+        """
+        facts = dict(reply.facts)
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "asked": what,
-            "experiment": str(order.get("experiment"))[:12],
-            "said": {name: value for name, value in facts.items() if name != "experiment"},
-            **({"because": because} if because else {}),
-            "sent_tensors": len(tensors),
-            "sent_bytes": sum(t.nbytes for t in tensors.values()),
+            "experiment": str(facts.pop("experiment"))[:12],
+            "said": facts,
+            **({} if mistake is None else {"because": str(mistake)}),
+            "sent_tensors": len(reply.tensors),
+            "sent_bytes": sum(t.nbytes for t in reply.tensors.values()),
             "seconds": round(seconds, 3),
         }
         self.home.mkdir(parents=True, exist_ok=True)
@@ -234,6 +237,44 @@ def counted_again(log: Path, line: Mapping[str, Any]) -> bool:
 
 def _with_times(line: Mapping[str, Any], times: int) -> str:
     return f'{json.dumps(line)[:-1]}, "times": {times:6}}}\n'
+
+
+@dataclass(frozen=True)
+class SiteMemory:
+    """A site's memory of an experiment, in its own folder, written in two steps.
+
+    The memory after an order is written before the update is sent, under the order's key. It
+    becomes valid when the server has used the update: the next order names the key of the last
+    order that counted. So a client whose update was late or rejected continues from its memory
+    before that order.
+    """
+
+    folder: Path
+
+    def read(self, counted: int | None) -> Memory | None:
+        """The memory after the last order that counted, or None if none has counted."""
+        if counted is None:
+            return None
+        path = self._path(counted) if type(counted) is int else None
+        if path is None or not path.is_file():
+            raise Refused("it has lost what it remembers of this experiment")
+        memory: Memory = in_order(
+            payload.nested(from_bytes(path.read_bytes(), torch.device("cpu")))
+        )
+        return memory
+
+    def settle(self, counted: int | None) -> None:
+        """Delete the memory of all orders except the last that counted."""
+        kept = None if counted is None else self._path(counted)
+        for path in self.folder.glob("*.safetensors"):
+            if path != kept:
+                path.unlink(missing_ok=True)
+
+    def write(self, key: int, memory: Memory) -> None:
+        write_atomically(self._path(key), to_bytes(payload.flat(memory)))
+
+    def _path(self, key: int) -> Path:
+        return self.folder / f"{key % 2**64:016x}.safetensors"
 
 
 @dataclass(frozen=True)
@@ -274,36 +315,12 @@ class Task:
         dataset = self.experiment.dataset
         return make_network(self.experiment, dataset)[0]  # type: ignore[arg-type]
 
-    def program_of(self, round: Any) -> ClientProgram:
-        """The client program with the values that the terms' schedules have in a round."""
-        if type(round) is not int or not 0 <= round < self.terms.rounds:
-            wanted = shortened(repr(round), 20)
-            raise Refused(f"it was asked for round {wanted} of {self.terms.rounds}")
-        algorithm = make_algorithm(self.experiment, round)
-        return ClientProgram(algorithm, self.network.layout, self.experiment.augment, apart=True)
-
     @cached_property
     def engine(self) -> Sequential | Stacked:
         examples = self.examples.to(self.device)
         if self.device.type == "cuda":
             return Stacked(self.network, examples)
         return Sequential(self.network, examples, fast=self.experiment.engine == "processes")
-
-    @property
-    def threads(self) -> int:
-        """One where a worker process has one, for bit-identical results."""
-        return 1 if self.experiment.engine == "processes" else own_threads()
-
-    def as_ordered(self, tensors: Tree) -> Tree:
-        """Return the server's tensors; raise Refused if the model is not of this experiment."""
-        like = {
-            f"{kind}/{name}": t[None]
-            for kind, tree in (("params", self.network.params), ("buffers", self.network.buffers))
-            for name, t in tree.items()
-        }
-        given = {name: t for name, t in tensors.items() if not name.startswith("told/")}
-        self.check_model(given, like)
-        return tensors
 
     def check_model(self, given: Tree, like: Tree) -> None:
         wrong = payload.mismatch(given, like)

@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from queue import Queue
 from typing import Any, NoReturn
@@ -89,7 +90,9 @@ def do_tasks(program: str, address: str, certificates: bytes | None) -> NoReturn
     kind, do = TASKS[program]
     link = client(address, certificates)
     while True:
-        _reap()
+        with suppress(ChildProcessError):  # there are none
+            while os.waitpid(-1, os.WNOHANG)[0]:  # the forks that have ended
+                pass
         found = link.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))
         if found.HasField("task") and found.token and found.task.type == kind:
             # Imported before the fork, so that it is done once; and only when there is a task,
@@ -98,15 +101,6 @@ def do_tasks(program: str, address: str, certificates: bytes | None) -> NoReturn
             if os.fork() == 0:
                 _in_fork(do, address, found.token, certificates)
         time.sleep(LOOK)
-
-
-def _reap() -> None:
-    """Reap the forks that have ended."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:  # there are no children
-        return
 
 
 def _in_fork(do: Task, *task: Any) -> NoReturn:

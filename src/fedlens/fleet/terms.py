@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fedlens.algorithm import Algorithm
-from fedlens.config.experiment import NUM_CLIENTS, Clients, Evaluate, Experiment, Named, as_plain
+from fedlens.config.experiment import NUM_CLIENTS, Clients, Experiment, Named, as_plain
 from fedlens.config.options import check, refuse_unknown, types_of
 from fedlens.config.sections import demand
 from fedlens.core.federation import Dataset, Examples
@@ -29,15 +29,8 @@ from fedlens.version import __version__
 logger = logging.getLogger(__name__)
 
 NOT_TOLD = (
-    "dataset",
-    "device",
-    "evaluate",
-    "faults",
-    "normalise",
-    "reporting",
-    "stop",
-    "weights",
-    "weights_sha256",
+    *("dataset", "device", "evaluate", "faults", "normalise", "reporting", "stop"),
+    *("weights", "weights_sha256"),
 )
 """The keys of an experiment that only the server uses. Sites take all others, and no more."""
 TOLD = {f.name: f for f in fields(Experiment) if f.name not in NOT_TOLD}
@@ -140,24 +133,14 @@ class Terms:
         return made
 
     def describe(self) -> list[str]:
-        """What the terms contain: the main things in plain words, then all, line by line."""
-        tables, data = self.content.experiment, self.content.data
-        local, lr = tables["local"], tables["local"]["lr"]
-        lr = f"{lr:g}" if isinstance(lr, int | float) else to_value(lr)
-        shape, names = "×".join(map(str, data.shape)), [shortened(n, 60) for n in data.classes]
+        """What the terms contain, line by line."""
         lines = [
             f"experiment {self.hash}",
-            f"data:      images {shape} of {len(names)} classes: "
-            f"{', '.join(names[:12])}{', ...' if len(names) > 12 else ''}",
-            f"model:     {_name_of(tables['model'])}",
-            f"algorithm: {' + '.join(self.algorithms)}",
-            f"training:  rounds: {self.rounds}, {_work_of(local)}, "
-            f"batches of {local['batch_size']}, {_name_of(local['optimizer'])} with lr {lr}",
             f"code of its own: {', '.join(self.own_code) or 'none'}",
             f"by Fedlens {self.content.fedlens}",
             "all of it:",
         ]
-        everything = {**tables, **asdict(data)}
+        everything = {**self.content.experiment, **asdict(self.content.data)}
         lines += [f"  {key} = {to_value(value)}" for key, value in everything.items()]
         return [*map(printable, lines)]
 
@@ -239,20 +222,6 @@ def _check_complete(given: dict[str, Any], used: dict[str, Any]) -> None:
             raise ValueError(f"the terms lack a part of {key}: the server must send every option")
 
 
-def _name_of(chosen: str | dict[str, Any]) -> str:
-    return chosen if isinstance(chosen, str) else str(chosen["name"])
-
-
-def _work_of(local: dict[str, Any]) -> str:
-    """How much a site trains in a round, in words."""
-    key = "steps" if "steps" in local else "epochs"
-    amount = local[key]
-    if isinstance(amount, dict):
-        amount = f"{amount['low']:g} to {amount['high']:g}"
-    most = f", {local['max_steps']} steps at the most" if "max_steps" in local else ""
-    return f"{key} of each: {amount}{most}"
-
-
 def _texts_in(value: Any) -> Iterator[str]:
     """All text in nested tables and lists."""
     if isinstance(value, str):
@@ -272,19 +241,27 @@ def for_fleet(experiment: Experiment) -> Experiment:
     return replace(experiment, engine=engine, precision=precision, device="cpu")
 
 
+def of_sites(experiment: Experiment, sites: int | None) -> Experiment:
+    """The experiment for a fleet, with `sites` clients if that is given."""
+    experiment = for_fleet(experiment)
+    if sites is None:
+        return experiment
+    asked = experiment.clients.per_round
+    per_round = min(asked, sites) if isinstance(asked, int) else asked
+    clients = replace(experiment.clients, count=sites, per_round=per_round)
+    return replace(experiment, clients=clients)
+
+
 def check_possible(experiment: Experiment) -> None:
     """Raise ValueError for an experiment that a fleet cannot run."""
     if not isinstance(experiment.model, Named):
         raise ValueError("model was given from Python: in a fleet it needs a name")
-    for what, given in (
-        ("faults", experiment.faults),
-        ("clients.devices", experiment.clients.devices),
-    ):
+    clients, evaluate = experiment.clients, experiment.evaluate
+    for what, given in (("faults", experiment.faults), ("clients.devices", clients.devices)):
         if given is not None:
             raise ValueError(
                 f"{what} is for simulations, real sites fail by themselves: leave it out"
             )
-    evaluate: Evaluate = experiment.evaluate
     if evaluate.local_only or evaluate.fine_tune:
         raise ValueError(
             "sites of a fleet train no models of their own: leave evaluate.local_only and "
@@ -309,7 +286,7 @@ def check_possible(experiment: Experiment) -> None:
         raise ValueError(
             "what a client draws depends on the others: leave out the algorithm that draws so"
         )
-    share = experiment.clients.per_round
+    share = clients.per_round
     if algorithm.select.replacement and not isinstance(share, int):
         raise ValueError(
             f"clients.per_round is {share:g}, and a site may be drawn several times in a round: "

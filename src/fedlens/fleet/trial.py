@@ -5,23 +5,21 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedlens.config.experiment import Experiment
 from fedlens.core.trees import bytes_of
-from fedlens.fleet import Notify
+from fedlens.fleet import CA, Notify
 from fedlens.fleet.flower import end, free_port, start_supernode
-from fedlens.fleet.keys import CA, make_server_keys, make_site_key
+from fedlens.fleet.keys import make_server_keys, make_site_key
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.serve import serve
 from fedlens.fleet.server import Job
 from fedlens.fleet.site import Site
 from fedlens.fleet.site_data import write_site
-from fedlens.fleet.terms import Terms, for_fleet
+from fedlens.fleet.terms import Terms, of_sites
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.progress import decoding
 from fedlens.runs.run import run
@@ -29,19 +27,6 @@ from fedlens.runs.watching import Watch
 from fedlens.setup import partition
 from fedlens.setup.data import load_dataset
 from fedlens.storage.files import write_atomically
-
-
-def of_sites(experiment: Experiment, sites: int | None) -> Experiment:
-    """The experiment for a fleet, with `sites` clients if that is given."""
-    experiment = for_fleet(experiment)
-    if sites is None:
-        return experiment
-    per_round = experiment.clients.per_round
-    if isinstance(per_round, int):
-        per_round = min(per_round, sites)
-    return replace(
-        experiment, clients=replace(experiment.clients, count=sites, per_round=per_round)
-    )
 
 
 def make_homes(
@@ -69,7 +54,8 @@ def part_of(path: Path, folder: Path, client: int, count: int) -> Site:
     terms = Terms.of(experiment, load_dataset(experiment.dataset, None))
     place = folder / f"{terms.hash[:16]}-{count}"
     if not place.is_dir():
-        made = Path(tempfile.mkdtemp(prefix=".making-", dir=_made(folder)))
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        made = Path(tempfile.mkdtemp(prefix=".making-", dir=folder))
         make_homes(experiment, made)
         try:
             made.replace(place)
@@ -77,26 +63,6 @@ def part_of(path: Path, folder: Path, client: int, count: int) -> Site:
             shutil.rmtree(made)
     home = place / f"site-{client:04d}"
     return Site(home, home / "data.npz")
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return folder
-
-
-@contextmanager
-def joined(sites: list[Site], server: str) -> Iterator[dict[str, Any]]:
-    """Start the processes of these sites, by name, and end them afterwards."""
-    processes = {}
-    try:
-        for site in sites:
-            processes[site.home.name] = start_site(site, server)
-        yield processes
-    finally:
-        for process in processes.values():
-            process.terminate()
-        for process in processes.values():
-            end(process)
 
 
 def start_site(site: Site, server: str) -> Any:
@@ -126,13 +92,19 @@ def run_sites(
     whom = "a site and its server" if len(sites) == 1 else f"{len(sites)} sites and their server"
     notify(f"starting {whom}: half a minute until the first round, more with many sites")
     make_keys(sites, folder / "keys")
-    port = free_port()
+    port, processes = free_port(), []
     begun = time.monotonic()
-    with joined(sites, f"127.0.0.1:{port}"):
-        path = folder / "experiment.toml"
-        job = Job(str(path), str(out), {}, data=str(data) if data else None)
+    try:
+        for site in sites:
+            processes.append(start_site(site, f"127.0.0.1:{port}"))
+        job = Job(str(folder / "experiment.toml"), str(out), {}, data=str(data) if data else None)
         where = folder / "keys", folder / "server", "127.0.0.1", port
         status = serve(experiment, job, *where, notify, watch)
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            end(process)
     return {"status": status, "sites": len(sites), "seconds": time.monotonic() - begun}
 
 
@@ -143,14 +115,9 @@ def simulated(
     data: Path | None = None,
     watch: Watch | None = None,
 ) -> dict[str, Any]:
-    """Run the same simulated, and compare its model with the one in `out`."""
+    """Run the same simulated, and compare its model with the one in `out`, to the byte."""
     here = run(experiment, folder / "simulated", data=data, watch=watch, progress=False)
-    return {"rounds": len(here.records), **compared(out, folder / "simulated")}
-
-
-def compared(one: Path, other: Path) -> dict[str, Any]:
-    """Whether the models of two runs have the same bytes, and their largest difference."""
-    a, b = (RunFolder(path).load_model() for path in (one, other))
+    a, b = (RunFolder(path).load_model() for path in (out, folder / "simulated"))
     same = a.keys() == b.keys() and all(bytes_of(a[name]) == bytes_of(b[name]) for name in a)
     apart = max((float((a[name].double() - b[name].double()).abs().max()) for name in a), default=0)
-    return {"identical": same, "largest_difference": apart}
+    return {"rounds": len(here.records), "identical": same, "largest_difference": apart}
