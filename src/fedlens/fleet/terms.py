@@ -133,14 +133,23 @@ class Terms:
         return made
 
     def describe(self) -> list[str]:
-        """What the terms contain, line by line."""
+        """What the terms contain: the main things in plain words, then all, line by line."""
+        tables, data = self.content.experiment, self.content.data
+        local, work = tables["local"], "steps" if "steps" in tables["local"] else "epochs"
+        shape, names = "×".join(map(str, data.shape)), [shortened(n, 60) for n in data.classes]
         lines = [
             f"experiment {self.hash}",
+            f"data:      images {shape} of {len(names)} classes: "
+            f"{', '.join(names[:12])}{', ...' if len(names) > 12 else ''}",
+            f"model:     {to_value(tables['model'])}",
+            f"algorithm: {' + '.join(self.algorithms)}",
+            f"training:  {self.rounds} rounds, {work} of each: {to_value(local[work])}, batches of "
+            f"{local['batch_size']}, lr {to_value(local['lr'])}",
             f"code of its own: {', '.join(self.own_code) or 'none'}",
             f"by Fedlens {self.content.fedlens}",
             "all of it:",
         ]
-        everything = {**self.content.experiment, **asdict(self.content.data)}
+        everything = {**tables, **asdict(data)}
         lines += [f"  {key} = {to_value(value)}" for key, value in everything.items()]
         return [*map(printable, lines)]
 
