@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedlens.cli.arguments import Json, Overrides, print_json
-from fedlens.privacy.events import Release, Sampling
+from fedlens.privacy.events import Neighbours, Release, Sampling
 
 privacy_app = typer.Typer(no_args_is_help=True, help="Plan differential privacy.")
 
@@ -68,7 +68,7 @@ def plan_command(
 
     def events(noise: float, rounds: int = length, clients: int = total) -> list[Release]:
         rate = 1.0 if sampling == "all" else cohort / clients
-        neighbours = "replace" if sampling == "fixed" else "add-remove"
+        neighbours: Neighbours = "replace" if sampling == "fixed" else "add-remove"
         return [Release(noise, sampling, rate, neighbours, rounds)]
 
     if noise is None:
