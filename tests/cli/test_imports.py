@@ -78,6 +78,7 @@ def test_help_lists_and_explanations_import_nothing_large(arguments):
         *("run a.toml model=resnet50", "run a.toml clients.partition=dirichlt", "run b.toml"),
         *("sweep a.toml --grid local.lr=0.1,x", "partition a.toml clients.count=0"),
         *("compare a.toml a2.toml", "explain local.lrr"),
+        *("privacy plan a.toml --noise 0", "privacy plan a.toml --epsilon 8 --delta 0.1"),
     ],
 )
 def test_mistakes_in_names_and_types_are_found_before_torch_is_imported(words, tmp_path):
@@ -95,6 +96,13 @@ def test_mistakes_in_names_and_types_are_found_before_torch_is_imported(words, t
     assert done.returncode == 2
     assert error.startswith("fedlens: ")
     assert "torch" not in {name.partition(".")[0] for name in modules.split()}
+
+
+def test_a_plan_of_privacy_needs_numpy_alone(tmp_path):
+    file = tmp_path / "a.toml"
+    file.write_text('dataset = "fashion-mnist-mini"\nmodel = "linear"\nrounds = 1\n')
+    found = imported_by("privacy", "plan", str(file), "--noise", "1")
+    assert found & HEAVY == {"numpy"}
 
 
 def test_completion_in_the_shell_imports_nothing_large():
@@ -124,7 +132,7 @@ def test_every_name_has_its_function(table):
     assert "nonsense" not in table
 
 
-@pytest.mark.parametrize("group", [[], ["data"], ["fleet"]], ids=str)
+@pytest.mark.parametrize("group", [[], ["data"], ["fleet"], ["privacy"]], ids=str)
 def test_every_verb_is_told_in_full_in_80_columns(fedlens, monkeypatch, group):
     monkeypatch.setenv("COLUMNS", "80")
     _, out, _ = fedlens(*group, "--help")

@@ -30,6 +30,7 @@ from fedlens.cli.list import list_command
 from fedlens.cli.new import new_command
 from fedlens.cli.partition import partition_command
 from fedlens.cli.predict import evaluate_command, export_command, predict_command
+from fedlens.cli.privacy import privacy_app
 from fedlens.cli.report import report_command, watch_command
 from fedlens.cli.reproduce import reproduce_command
 from fedlens.cli.run import resume_command, run_command
@@ -82,7 +83,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "doctor": doctor_command,
 }
 
-GROUPS = {"data": data_app, "fleet": fleet_app}
+GROUPS = {"data": data_app, "fleet": fleet_app, "privacy": privacy_app}
 
 typer.core.HAS_RICH = False  # importing rich for the help texts takes longer than all the rest
 
