@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from fedlens.recipes.fedavg_cifar10 import figure16, headline
+from fedlens.recipes.fedavg_cifar10 import figures
 from fedlens.recipes.fedns.setting import CIFAR, FASHION
-from fedlens.recipes.ghaemi import centralised
+from fedlens.recipes.ghaemi import algorithms
 from fedlens.recipes.ghaemi.setting import SPLITS, published
 from fedlens.recipes.hsu2020 import pretraining, table1, table2, table3, table4, table5
 from fedlens.recipes.hsu2020.setting import STEPS, Method
@@ -49,14 +49,14 @@ def test_table_5_counts_in_rounds_to_ten_percent():
 
 
 def test_recall_by_class_has_the_mean_that_is_printed():
-    recall = sum(centralised.RECALL) / len(centralised.RECALL)
-    assert recall == pytest.approx(centralised.PUBLISHED["test_recall"], abs=5e-5)
+    recall = sum(algorithms.RECALL) / len(algorithms.RECALL)
+    assert recall == pytest.approx(algorithms.PUBLISHED["test_recall"], abs=5e-5)
     # The test images have equal classes.
-    assert centralised.PUBLISHED["test_recall"] == centralised.PUBLISHED["test_accuracy"]
+    assert algorithms.PUBLISHED["test_recall"] == algorithms.PUBLISHED["test_accuracy"]
 
 
 def test_the_f1_of_paper_4_is_possible_and_those_of_paper_3_are_not():
-    ghaemi = centralised.PUBLISHED
+    ghaemi = algorithms.PUBLISHED
     assert ghaemi["test_f1"] <= (ghaemi["test_precision"] + ghaemi["test_recall"]) / 2
     for study in (FASHION, CIFAR):
         columns = (study.published[n] for n in ("accuracy", "macro precision", "macro F-score"))
@@ -80,7 +80,7 @@ def test_the_losses_of_paper_4_are_those_of_a_double_softmax(algorithm, split):
 
 
 def test_accuracy_falls_as_paper_1_says():
-    (whole, _), (fallen, loss) = figure16.PUBLISHED.values()
-    assert (whole, headline.LOSS) == (headline.ACCURACY, 0.828486)
+    (whole, _), (fallen, loss) = figures.PUBLISHED.values()
+    assert (whole, figures.LOSS) == (figures.ACCURACY, 0.828486)
     assert whole - fallen == pytest.approx(0.1075)  # "almost 10 percent"
-    assert loss > headline.LOSS
+    assert loss > figures.LOSS
