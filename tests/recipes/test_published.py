@@ -9,36 +9,36 @@ from fedlens.recipes.fedavg_cifar10 import figures
 from fedlens.recipes.fedns.setting import CIFAR, FASHION
 from fedlens.recipes.ghaemi import algorithms
 from fedlens.recipes.ghaemi.setting import SPLITS, published
-from fedlens.recipes.hsu2020 import pretraining, table1, table2, table3, table4, table5
+from fedlens.recipes.hsu2020 import table1, tables
 from fedlens.recipes.hsu2020.setting import STEPS, Method
 
 FLOOR = math.log(1 + 9 / math.e)  # of a double softmax over ten classes
 
 
-@pytest.mark.parametrize("cell", [cell for cell in table2.PUBLISHED if cell[1].added])
+@pytest.mark.parametrize("cell", [cell for cell in tables.TABLE2 if cell[1].vc])
 def test_four_steps_a_round_make_2500_rounds_10000_batches(cell):
-    at_rounds, at_batches = table2.PUBLISHED[cell]
+    at_rounds, at_batches = tables.TABLE2[cell]
     assert STEPS * 2_500 == 10_000
     assert at_rounds[1] == at_batches[0]  # 2,500 rounds, and 10,000 batches
 
 
 def test_tables_2_and_3_have_runs_in_common():
     for base in ("FedAvg", "FedAvgM"):
-        at_rounds, _ = table2.PUBLISHED["user", Method(base, "FedVC")]
-        assert at_rounds == table3.PUBLISHED[Method(base, goal=10)]
+        at_rounds, _ = tables.TABLE2["user", Method(base, vc=True)]
+        assert at_rounds == tables.TABLE3[Method(base, goal=10)]
 
 
 def test_all_tables_have_one_accuracy_of_centralised_training():
     of = {name: row[-1] / 100 for name, row in table1.PUBLISHED.items()}
     assert of["iNaturalist-Geo-3k"] == of["iNaturalist-User-120k"]
-    assert of["iNaturalist-User-120k"] == pytest.approx(table2.CENTRALISED)
-    assert of["iNaturalist-Geo-3k"] == pytest.approx(pretraining.CENTRALISED["pretrained"])
-    assert of["Landmarks-User-160k"] == pytest.approx(table4.CENTRALISED["all layers"])
+    assert of["iNaturalist-User-120k"] == pytest.approx(tables.CENTRALISED)
+    assert of["iNaturalist-Geo-3k"] == pytest.approx(tables.STARTS["pretrained"])
+    assert of["Landmarks-User-160k"] == pytest.approx(tables.CENTRALISED_LANDMARKS["all layers"])
 
 
 def test_table_5_counts_in_rounds_to_ten_percent():
     wrong = []
-    for row, cells in table5.PUBLISHED.items():
+    for row, cells in tables.TABLE5.items():
         first, *_ = (int(cell.split()[0].replace(",", "")) for cell in cells if "×" in cell)
         for cell in cells:
             if found := re.fullmatch(r"([\d,]+) \((.*)×\)", cell):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from fedlens.data.emd import emd
-from fedlens.recipes.hsu2020.figure6 import partitionings
 from fedlens.recipes.hsu2020.populations import label_counts, num_classes, num_examples, ranked
-from fedlens.recipes.hsu2020.setting import EMD, Population, population, stand_in
+from fedlens.recipes.hsu2020.setting import EMD, Population, partitionings, population, stand_in
 from fedlens.recipes.page import beside
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Curves, Line
