@@ -9,7 +9,7 @@ from fedlens.recipes.fedavg_cifar10 import figures
 from fedlens.recipes.fedns.setting import CIFAR, FASHION
 from fedlens.recipes.ghaemi import algorithms
 from fedlens.recipes.ghaemi.setting import SPLITS, published
-from fedlens.recipes.hsu2020 import table1, tables
+from fedlens.recipes.hsu2020 import distributions, tables
 from fedlens.recipes.hsu2020.setting import STEPS, Method
 
 FLOOR = math.log(1 + 9 / math.e)  # of a double softmax over ten classes
@@ -29,7 +29,7 @@ def test_tables_2_and_3_have_runs_in_common():
 
 
 def test_all_tables_have_one_accuracy_of_centralised_training():
-    of = {name: row[-1] / 100 for name, row in table1.PUBLISHED.items()}
+    of = {name: row[-1] / 100 for name, row in distributions.TABLE1.items()}
     assert of["iNaturalist-Geo-3k"] == of["iNaturalist-User-120k"]
     assert of["iNaturalist-User-120k"] == pytest.approx(tables.CENTRALISED)
     assert of["iNaturalist-Geo-3k"] == pytest.approx(tables.STARTS["pretrained"])
