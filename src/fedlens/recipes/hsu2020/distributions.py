@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ def described(clients: Population) -> Experiment:
 
 
 def _of_clients(
-    counts: Mapping[str, Tensor], what: Literal["classes", "examples"], **told: str
+    counts: Mapping[str, Tensor], what: Literal["classes", "examples"], **told: Any
 ) -> Curves:
     """How much each client holds, with clients in decreasing order."""
     return Curves(
