@@ -16,7 +16,7 @@ from fedlens.core.federation import Examples, Holdings
 from fedlens.data import DATASETS, Source, curation
 from fedlens.data.emd import emd
 from fedlens.data.partitions import PARTITIONS
-from fedlens.recipes.hsu2020.figure3 import PUBLISHED
+from fedlens.recipes.hsu2020.distributions import FIGURE3
 
 DATA = os.environ.get("FEDLENS_DATA")
 SPLITS = Path(DATA or "/nowhere") / "hsu2020-splits" / "cifar10"
@@ -127,5 +127,5 @@ def test_the_published_test_images_of_landmarks_are_as_many_as_the_paper_says(
     users.write_text("user_id,image_id,class\n0,none,0\n")  # its training images are not needed
     found = curation.published(users, LANDMARKS, "user")
     counts = np.bincount(found.labels[found.num_train :])
-    assert counts.sum() == PUBLISHED["test images"]
-    assert (counts == 10).sum() == PUBLISHED["classes with exactly 10 test images"]
+    assert counts.sum() == FIGURE3["test images"]
+    assert (counts == 10).sum() == FIGURE3["classes with exactly 10 test images"]

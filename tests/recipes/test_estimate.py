@@ -8,9 +8,8 @@ import torch
 
 from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.engines import Processes
-from fedlens.recipes import RECIPES, estimate, pace
-from fedlens.recipes.estimate import Timing
-from fedlens.recipes.pace import Cost, Pace, Rounds, Work
+from fedlens.recipes import RECIPES, estimate
+from fedlens.recipes.estimate import Cost, Pace, Timing, Work
 from fedlens.recipes.recipe import Scale
 from fedlens.recipes.reproduce import plan
 from fedlens.runs.loop import run_to_end
@@ -55,8 +54,8 @@ def test_evaluations_count():
 
 
 def test_what_is_set_apart_is_shortened_too(monkeypatch):
-    monkeypatch.setattr(pace, "TESTED", 50)
-    monkeypatch.setattr(pace, "FEW_TESTED", 20)
+    monkeypatch.setattr(estimate, "TESTED", 50)
+    monkeypatch.setattr(estimate, "FEW_TESTED", 20)
     described = replace(PLAIN, evaluate=Evaluate(on=("validation", "train")))
     assert seconds(Timing([described]), described) > 0
 
@@ -120,16 +119,16 @@ def test_a_rate_at_which_runs_diverge_is_timed_as_any_other(monkeypatch):
         rows.extend(len(result.records) for result in results)
         return results
 
-    monkeypatch.setattr(pace, "run_to_end", watched)
+    monkeypatch.setattr(estimate, "run_to_end", watched)
     settings = {"sound": LocalTraining(lr=0.1), "lost": LocalTraining(lr=1e3, weight_decay=1e3)}
     points = {name: replace(STACKED, local=local) for name, local in settings.items()}
     Timing(points.values()).sweeps([points])
     assert rows and len(set(rows)) == 1, "none ended before the others"
 
 
-def pace_of_a_gpu(work: Work) -> Rounds:
+def pace_of_a_gpu(work: Work) -> Pace:
     """A fixed part, a part for each step, and a part for each example."""
-    return Rounds(work, 5.0 + 2.0 * work.steps + 0.25 * work.examples)
+    return Pace(work, 5.0 + 2.0 * work.steps + 0.25 * work.examples)
 
 
 def test_steps_of_few_clients_and_of_many_are_told_apart():
@@ -151,24 +150,24 @@ def test_one_after_another_a_round_grows_with_its_examples():
 
 
 def test_noise_makes_no_pace_negative():
-    slower, faster = Rounds(Work(1, 80), 3.0), Rounds(Work(4, 320), 2.0)
+    slower, faster = Pace(Work(1, 80), 3.0), Pace(Work(4, 320), 2.0)
     assert Pace.fitted(slower, faster).of(Work(100, 8000)) == 2.0
-    found = Pace.fitted(Rounds(Work(1, 80), 1.0), faster, Rounds(Work(4, 200), 0.0))
+    found = Pace.fitted(Pace(Work(1, 80), 1.0), faster, Pace(Work(4, 200), 0.0))
     assert min(found.a_step, found.an_example) >= 0.0
     assert found.of(Work(100, 8000)) >= 2.0
     assert Pace.fitted(slower, slower).of(Work(1, 80)) == 3.0
 
 
 def test_whole_rounds_set_the_pace_of_parts_of_them():
-    few, many, whole = (Rounds(Work(n, 80 * n), t) for n, t in ((1, 0.1), (4, 1.0), (40, 2.0)))
+    few, many, whole = (Pace(Work(n, 80 * n), t) for n, t in ((1, 0.1), (4, 1.0), (40, 2.0)))
     found = Pace.fitted(few, many).scaled_to(whole)
     assert found.of(whole.work) == 2.0
     assert 0.2 < found.of(Work(10, 800)) < 1.0
-    assert Pace(few).scaled_to(whole).of(Work(10, 800)) == 2.0
+    assert few.scaled_to(whole).of(Work(10, 800)) == 2.0
 
 
 def test_points_of_a_stack_that_end_earlier_take_no_further_time(monkeypatch):
-    an_example = Pace(Rounds(Work(0.0, 0.0), 0.0), an_example=1.0)
+    an_example = Pace(Work(0.0, 0.0), 0.0, an_example=1.0)
     monkeypatch.setattr(estimate, "cost", lambda *_: Cost(0.0, an_example, 0.0))
     points = {"long": replace(STACKED, rounds=30), "short": replace(STACKED, rounds=20, seed=1)}
     timing = Timing(points.values())
@@ -179,14 +178,14 @@ def test_points_of_a_stack_that_end_earlier_take_no_further_time(monkeypatch):
 
 
 def test_clients_of_unequal_sizes_are_timed_uneven_too(monkeypatch):
-    timed, rounds = [], pace._rounds
+    timed, rounds = [], estimate._rounds
 
     def seen(setups, batches):
         timed.append(batches)
         return rounds(setups, batches)
 
     monkeypatch.setattr(estimate, "WHOLE_SECONDS", 0.0)
-    monkeypatch.setattr(pace, "_rounds", seen)
+    monkeypatch.setattr(estimate, "_rounds", seen)
     for partition in ("iid", "proportions"):
         options = {"sizes": "high"} if partition == "proportions" else {}
         clients = Clients(count=10, per_round=5, partition=Named(partition, options))
@@ -196,8 +195,8 @@ def test_clients_of_unequal_sizes_are_timed_uneven_too(monkeypatch):
 
 
 def always(seconds: float) -> Cost:
-    """Rounds that take as long, however much work they are."""
-    return Cost(0.0, Pace(Rounds(Work(0.0, 0.0), seconds)), 0.0)
+    """Pace that take as long, however much work they are."""
+    return Cost(0.0, Pace(Work(0.0, 0.0), seconds), 0.0)
 
 
 @pytest.fixture
@@ -243,14 +242,14 @@ def test_a_point_that_is_spread_is_timed_on_one_worker(monkeypatch):
 @pytest.fixture
 def rounds_timed(monkeypatch):
     """What is timed: the batches of a client, and of how many examples the round is."""
-    timed, rounds = [], pace._rounds
+    timed, rounds = [], estimate._rounds
 
     def seen(setups, batches, **options):
         found = rounds(setups, batches, **options)
         timed.append(batches)
         return found
 
-    monkeypatch.setattr(pace, "_rounds", seen)
+    monkeypatch.setattr(estimate, "_rounds", seen)
     return timed
 
 
@@ -268,13 +267,13 @@ def test_of_many_clients_and_epochs_a_few_are_timed(monkeypatch):
         return results
 
     monkeypatch.setattr(estimate, "WHOLE_SECONDS", 0.0)
-    monkeypatch.setattr(pace, "run_to_end", seen)
+    monkeypatch.setattr(estimate, "run_to_end", seen)
     timing = Timing([MANY])
     assert seconds(timing, MANY) > 0
     (found,) = timing.costs.values()
     batch = MANY.local.batch_size
     assert max(trained) <= 4 * 4 * batch  # four clients, four batches
-    assert found.pace.timed.work.examples >= 40 * batch  # and it counts as all of them
+    assert found.pace.work.examples >= 40 * batch  # and it counts as all of them
 
 
 @pytest.mark.parametrize("allowed", [0.0, 1.0, 1e9])
@@ -287,21 +286,21 @@ def test_an_estimate_is_what_rounds_take_that_grow_with_their_examples(monkeypat
             record["seconds"] = 1e-4 * record["examples"]
         return results
 
-    monkeypatch.setattr(pace, "run_to_end", counted)
+    monkeypatch.setattr(estimate, "run_to_end", counted)
     (setup,) = [point.setup for point in Timing([MANY]).points.values()]
-    work = pace.work_of([setup])
+    work = estimate.work_of([setup])
     expected = 1e-4 * work.examples
-    assert pace.cost([setup], work, allowed).pace.of(work) == pytest.approx(expected, rel=0.05)
+    assert estimate.cost([setup], work, allowed).pace.of(work) == pytest.approx(expected, rel=0.05)
 
 
 def test_slow_rounds_are_timed_briefly(monkeypatch, rounds_timed):
-    monkeypatch.setattr(pace, "ROUGH_SECONDS", 0.0)
+    monkeypatch.setattr(estimate, "ROUGH_SECONDS", 0.0)
     (setup,) = [point.setup for point in Timing([MANY]).points.values()]
-    found = pace.cost([setup], pace.work_of([setup]), 0.0)
+    found = estimate.cost([setup], estimate.work_of([setup]), 0.0)
     assert rounds_timed == [(1, 1)]
     assert found.pace.an_example > 0 and found.an_evaluation > 0
-    monkeypatch.setattr(pace, "ROUGH_SECONDS", math.inf)
-    pace.cost([setup], pace.work_of([setup]), 0.0)
+    monkeypatch.setattr(estimate, "ROUGH_SECONDS", math.inf)
+    estimate.cost([setup], estimate.work_of([setup]), 0.0)
     assert rounds_timed == [(1, 1), (1, 1), (4, 4)]
 
 

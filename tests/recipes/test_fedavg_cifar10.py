@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 
 from fedlens.recipes import RECIPES
-from fedlens.recipes.fedavg_cifar10.architectures import NETWORKS, PRETRAINED
-from fedlens.recipes.fedavg_cifar10.fedprox import ALIKE
-from fedlens.recipes.fedavg_cifar10.figure16 import apart
-from fedlens.recipes.fedavg_cifar10.figure18 import drawn, how_often
+from fedlens.recipes.fedavg_cifar10.figures import (
+    ALIKE,
+    NETWORKS,
+    PRETRAINED,
+    apart,
+    drawn,
+    how_often,
+)
 from fedlens.recipes.recipe import Results, Scale
 from fedlens.recipes.reproduce import reproduce
 from fedlens.report.blocks import Bars, Curves, Table

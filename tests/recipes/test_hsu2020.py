@@ -11,7 +11,7 @@ import torch
 from fedlens.recipes import RECIPES
 from fedlens.recipes.hsu2020 import chosen
 from fedlens.recipes.hsu2020.chosen import Point, Rate
-from fedlens.recipes.hsu2020.figure1 import furthest_apart
+from fedlens.recipes.hsu2020.distributions import furthest_apart
 from fedlens.recipes.hsu2020.figure4_pilot import best, best_rates, to_store
 from fedlens.recipes.hsu2020.figure8 import momenta, rates
 from fedlens.recipes.hsu2020.setting import at_budgets, schedule

@@ -5,40 +5,40 @@ import re
 
 import pytest
 
-from fedlens.recipes.fedavg_cifar10 import figure16, headline
+from fedlens.recipes.fedavg_cifar10 import figures
 from fedlens.recipes.fedns.setting import CIFAR, FASHION
-from fedlens.recipes.ghaemi import centralised
+from fedlens.recipes.ghaemi import algorithms
 from fedlens.recipes.ghaemi.setting import SPLITS, published
-from fedlens.recipes.hsu2020 import pretraining, table1, table2, table3, table4, table5
+from fedlens.recipes.hsu2020 import distributions, tables
 from fedlens.recipes.hsu2020.setting import STEPS, Method
 
 FLOOR = math.log(1 + 9 / math.e)  # of a double softmax over ten classes
 
 
-@pytest.mark.parametrize("cell", [cell for cell in table2.PUBLISHED if cell[1].added])
+@pytest.mark.parametrize("cell", [cell for cell in tables.TABLE2 if cell[1].vc])
 def test_four_steps_a_round_make_2500_rounds_10000_batches(cell):
-    at_rounds, at_batches = table2.PUBLISHED[cell]
+    at_rounds, at_batches = tables.TABLE2[cell]
     assert STEPS * 2_500 == 10_000
     assert at_rounds[1] == at_batches[0]  # 2,500 rounds, and 10,000 batches
 
 
 def test_tables_2_and_3_have_runs_in_common():
     for base in ("FedAvg", "FedAvgM"):
-        at_rounds, _ = table2.PUBLISHED["user", Method(base, "FedVC")]
-        assert at_rounds == table3.PUBLISHED[Method(base, goal=10)]
+        at_rounds, _ = tables.TABLE2["user", Method(base, vc=True)]
+        assert at_rounds == tables.TABLE3[Method(base, goal=10)]
 
 
 def test_all_tables_have_one_accuracy_of_centralised_training():
-    of = {name: row[-1] / 100 for name, row in table1.PUBLISHED.items()}
+    of = {name: row[-1] / 100 for name, row in distributions.TABLE1.items()}
     assert of["iNaturalist-Geo-3k"] == of["iNaturalist-User-120k"]
-    assert of["iNaturalist-User-120k"] == pytest.approx(table2.CENTRALISED)
-    assert of["iNaturalist-Geo-3k"] == pytest.approx(pretraining.CENTRALISED["pretrained"])
-    assert of["Landmarks-User-160k"] == pytest.approx(table4.CENTRALISED["all layers"])
+    assert of["iNaturalist-User-120k"] == pytest.approx(tables.CENTRALISED)
+    assert of["iNaturalist-Geo-3k"] == pytest.approx(tables.STARTS["pretrained"])
+    assert of["Landmarks-User-160k"] == pytest.approx(tables.CENTRALISED_LANDMARKS["all layers"])
 
 
 def test_table_5_counts_in_rounds_to_ten_percent():
     wrong = []
-    for row, cells in table5.PUBLISHED.items():
+    for row, cells in tables.TABLE5.items():
         first, *_ = (int(cell.split()[0].replace(",", "")) for cell in cells if "×" in cell)
         for cell in cells:
             if found := re.fullmatch(r"([\d,]+) \((.*)×\)", cell):
@@ -49,14 +49,14 @@ def test_table_5_counts_in_rounds_to_ten_percent():
 
 
 def test_recall_by_class_has_the_mean_that_is_printed():
-    recall = sum(centralised.RECALL) / len(centralised.RECALL)
-    assert recall == pytest.approx(centralised.PUBLISHED["test_recall"], abs=5e-5)
+    recall = sum(algorithms.RECALL) / len(algorithms.RECALL)
+    assert recall == pytest.approx(algorithms.PUBLISHED["test_recall"], abs=5e-5)
     # The test images have equal classes.
-    assert centralised.PUBLISHED["test_recall"] == centralised.PUBLISHED["test_accuracy"]
+    assert algorithms.PUBLISHED["test_recall"] == algorithms.PUBLISHED["test_accuracy"]
 
 
 def test_the_f1_of_paper_4_is_possible_and_those_of_paper_3_are_not():
-    ghaemi = centralised.PUBLISHED
+    ghaemi = algorithms.PUBLISHED
     assert ghaemi["test_f1"] <= (ghaemi["test_precision"] + ghaemi["test_recall"]) / 2
     for study in (FASHION, CIFAR):
         columns = (study.published[n] for n in ("accuracy", "macro precision", "macro F-score"))
@@ -80,7 +80,7 @@ def test_the_losses_of_paper_4_are_those_of_a_double_softmax(algorithm, split):
 
 
 def test_accuracy_falls_as_paper_1_says():
-    (whole, _), (fallen, loss) = figure16.PUBLISHED.values()
-    assert (whole, headline.LOSS) == (headline.ACCURACY, 0.828486)
+    (whole, _), (fallen, loss) = figures.PUBLISHED.values()
+    assert (whole, figures.LOSS) == (figures.ACCURACY, 0.828486)
     assert whole - fallen == pytest.approx(0.1075)  # "almost 10 percent"
-    assert loss > headline.LOSS
+    assert loss > figures.LOSS

@@ -7,9 +7,14 @@ import pytest
 
 from fedlens.config.experiment import Clients, Experiment, LocalTraining, Named
 from fedlens.recipes import estimate
-from fedlens.recipes.estimate import Timing
-from fedlens.recipes.pace import Cost, Pace, Rounds, Work
-from fedlens.recipes.remembered import SECONDS, Remembered
+from fedlens.recipes.estimate import (
+    REMEMBERED_SECONDS,
+    Cost,
+    Pace,
+    Remembered,
+    Timing,
+    Work,
+)
 
 PLAIN = Experiment(
     dataset=Named("fashion-mnist-mini"),
@@ -19,7 +24,7 @@ PLAIN = Experiment(
     clients=Clients(count=20, per_round=4),
     local=LocalTraining(lr=0.05),
 )
-COST = Cost(1.5, Pace(Rounds(Work(3.0, 40.0), 0.25), 0.125, 0.0625), 0.5)
+COST = Cost(1.5, Pace(Work(3.0, 40.0), 0.25, 0.125, 0.0625), 0.5)
 
 
 @pytest.fixture
@@ -57,7 +62,7 @@ def test_another_kind_of_run_is_timed_by_itself(tmp_path, timed):
 def test_after_a_day_it_is_timed_anew(tmp_path, timed):
     seconds(tmp_path, PLAIN)
     (file,) = tmp_path.iterdir()
-    changed = file.stat().st_mtime - SECONDS
+    changed = file.stat().st_mtime - REMEMBERED_SECONDS
     os.utime(file, (changed, changed))
     seconds(tmp_path, PLAIN)
     assert len(timed) == 2

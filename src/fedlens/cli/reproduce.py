@@ -232,8 +232,7 @@ def _say_how_long(title: str, runs: Together, quiet: bool) -> dict[str, float]:
     Return the estimated seconds per round of each run, by name.
     """
     from fedlens.data.places import cache
-    from fedlens.recipes.estimate import Timing
-    from fedlens.recipes.remembered import Remembered
+    from fedlens.recipes.estimate import Remembered, Timing
     from fedlens.runs.progress import counted, percent, span
 
     left, total, a_round = runs.left, 0.0, dict[str, float]()

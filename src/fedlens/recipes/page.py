@@ -278,6 +278,11 @@ def mean_of(found: Measured | None, digits: int, times: float = 1.0) -> str:
     return " ± ".join(f"{times * number:,.{digits}f}" for number in numbers)
 
 
+def series(name: str, found: Sequence[Measured | None]) -> Series:
+    """Bars of means over seeds, with their spread."""
+    return Series(name, [f and f.mean for f in found], [f and f.std for f in found])
+
+
 def at_the_end(results: Results, cell: str) -> str:
     """A cell's test accuracy after the last round, in %; if runs diverged, in which rounds."""
     return results.when_diverged(cell) or mean_of(results.final(cell), 2, times=100)

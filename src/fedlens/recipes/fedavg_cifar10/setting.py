@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
@@ -10,8 +11,9 @@ from fedlens.config.experiment import Clients, Experiment, LocalTraining, Named
 from fedlens.core.federation import Examples, Holdings
 from fedlens.data.augment import Augment
 from fedlens.data.partitions.by_size import proportions
-from fedlens.recipes.recipe import Scale
-from fedlens.report.blocks import Text
+from fedlens.recipes.page import beside, curves
+from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
+from fedlens.report.blocks import Block, Curves, Text
 
 LAMBDA = Named("lambda-sum", {"lambda": 0.1})
 FEDAVG = Named("fedavg")
@@ -103,6 +105,67 @@ def stand_in(scale: Scale) -> str:
             "sets (or into `weights` there), or add weights=FILE."
         )
     return " ".join(filter(None, words))
+
+
+def recipe(
+    scale: Scale,
+    title: str,
+    about: str,
+    cells: Mapping[str, Experiment],
+    blocks: Callable[[Results], list[Block]],
+    seeds: int = 3,
+    **more: Any,
+) -> Recipe:
+    return Recipe(
+        title=title,
+        about=about,
+        cells=cells,
+        seeds=range(scale.pick(1, 1, seeds)),
+        blocks=blocks,
+        stand_in=stand_in(scale),
+        **more,
+    )
+
+
+def by_round(
+    results: Results,
+    cells: Mapping[str, str] | Sequence[str],
+    measure: str = "test_accuracy",
+    title: str = "",
+    caption: str = "",
+    **more: Any,
+) -> Curves:
+    what = "Accuracy" if measure == "test_accuracy" else "Mean cross-entropy"
+    return curves(
+        results,
+        cells,
+        measure,
+        title=title or f"{measure.replace('_', ' ').capitalize()} by round",
+        caption=caption or f"{what} on the test images after each round.",
+        **more,
+    )
+
+
+def last_round(
+    results: Results,
+    published: Mapping[str, tuple[float, float]],
+    of: str = "run",
+    caption: str = "",
+) -> list[Block]:
+    """Final accuracy and loss of every cell, with the published ones."""
+
+    def rows(measure: str, place: int) -> list[tuple[str, float | None, Measured | None]]:
+        return [
+            (cell, published[cell][place] if cell in published else None, ours)
+            for cell in results.runs
+            for ours in [results.final(cell, measure)]
+        ]
+
+    accuracy, loss = (f"Test {what} after the last round" for what in ("accuracy", "loss"))
+    return [
+        beside(rows("test_accuracy", 0), title=f"{accuracy}, %", caption=caption, of=of),
+        beside(rows("test_loss", 1), title=loss, of=of, percent=False, digits=3),
+    ]
 
 
 def confounded() -> Text:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from typing import Any, Literal
 
 from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
-from fedlens.recipes.page import curves
-from fedlens.recipes.recipe import Results, Scale
+from fedlens.recipes.page import curves, mean_of
+from fedlens.recipes.recipe import Measured, Results, Scale
 from fedlens.report.blocks import Block, Table, Text
 from fedlens.report.numbers import NONE
 from fedlens.runs.records import Run
@@ -159,6 +160,46 @@ def dead_runs(results: Results, cells: Sequence[str]) -> Table:
         header=("clients, network", "dead", "their seeds", "the others"),
         rows=rows,
     )
+
+
+KNOWS_NOTHING = math.log(10)  # the loss of a network that finds all classes equally likely
+
+
+def reached(results: Results, cell: str) -> Measured | str:
+    """The accuracy of a cell over its last quarter; its `outcome` as text if runs diverged."""
+    return results.late(cell) if results.diverged(cell) is None else outcome(results, cell)
+
+
+def outcome(results: Results, cell: str) -> str:
+    """A text: the accuracy of a cell's successful runs, and how many failed in which way."""
+    runs = results.runs[cell]
+    if not runs:
+        return NONE
+    alive = [run for run in runs if not _has_failed(run)]
+    sure = sum(run.status != "diverged" and _is_sure_of_one(run) for run in runs)
+    words = []
+    if alive:
+        words.append(mean_of(replace(results, runs={cell: alive}).late(cell), 1, times=100))
+    if sure:
+        words.append(f"one class for all ({sure} of {len(runs)})")
+    if ended := results.when_diverged(cell):
+        words.append(ended)
+    return ", ".join(words)
+
+
+def failed(results: Results, cell: str) -> bool:
+    """Whether a run diverged, or ended with one class for all images."""
+    return any(map(_has_failed, results.runs[cell]))
+
+
+def _has_failed(run: Run) -> bool:
+    return run.status == "diverged" or _is_sure_of_one(run)
+
+
+def _is_sure_of_one(run: Run) -> bool:
+    """Whether it ended with one class for all images and a loss above ln 10, that of guessing."""
+    loss = run.final("test_loss") or math.inf
+    return bool(run.summary["collapsed"]) and loss > KNOWS_NOTHING + 0.01
 
 
 def double_softmax_note() -> Text:

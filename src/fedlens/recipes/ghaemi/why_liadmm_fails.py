@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from fedlens.config.experiment import Experiment, Named
-from fedlens.recipes.ghaemi.outcome import failed, outcome
-from fedlens.recipes.ghaemi.setting import SPLITS, Split, experiment
+from fedlens.recipes.ghaemi.setting import SPLITS, Split, experiment, failed, outcome
 from fedlens.recipes.page import curves
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Table, Text
@@ -141,7 +140,6 @@ def blocks(results: Results) -> list[Block]:
             title="Test accuracy with two classes a client",
             caption="Each hypothesis switched on alone, the printed equations, the control, and "
             "all six.",
-            y_label="test accuracy",
         ),
         Text(title="What these runs say", paragraphs=_verdict(results)),
         Text(

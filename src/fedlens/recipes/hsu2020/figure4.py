@@ -55,9 +55,14 @@ def figure4(scale: Scale) -> Recipe:
 
 def _cell(scale: Scale, dataset: str, alpha: float, base: str, k: int) -> str:
     """The name of a cell. If the pilot picked no momentum for FedAvgM, it is FedAvg's cell."""
-    if scale.name == "paper" and (point := chosen(dataset, alpha, base)) and not point.momentum:
-        base = "FedAvg"
+    base = "FedAvg" if _is_plain(scale, dataset, alpha, base) else base
     return f"{dataset}, α {alpha:g}, {base}, K {k}"
+
+
+def _is_plain(scale: Scale, dataset: str, alpha: float, base: str) -> bool:
+    """Whether a method has no momentum there: FedAvg, or FedAvgM if the pilot picked none."""
+    point = chosen(dataset, alpha, base) if scale.name == "paper" else None
+    return base == "FedAvg" if point is None else not point.momentum
 
 
 def _tuned(scale: Scale, dataset: str, alpha: float, base: str, k: int) -> Experiment:
@@ -132,9 +137,9 @@ def _curves(results: Results, dataset: str, emds: dict[float, float]) -> Curves:
     for base in BASES:
         for k in report_goals(results.scale):
             cells = {  # without cells of FedAvgM that are FedAvg's
-                a: cell
+                a: _cell(results.scale, dataset, a, base, k)
                 for a in emds
-                if base in (cell := _cell(results.scale, dataset, a, base, k)).split(", ")
+                if base == "FedAvg" or not _is_plain(results.scale, dataset, a, base)
             }
             if not any(results.runs[cell] for cell in cells.values()):
                 continue

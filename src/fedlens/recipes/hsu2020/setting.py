@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.data.augment import Augment
 from fedlens.recipes.page import mean_of
-from fedlens.recipes.recipe import Measured, Results, Scale
-from fedlens.report.blocks import Table
+from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
+from fedlens.report.blocks import Block, Table
 from fedlens.runs.budgets import at_batches, at_rounds
 
 Which = Literal["geo", "user", "landmarks"]
@@ -21,9 +21,10 @@ NAMES: dict[Which, str] = {
     "landmarks": "Landmarks-User-160k",
 }
 EMD = {"iNaturalist-User-120k": 1.83, "Landmarks-User-160k": 1.94}  # as published
-FEDAVG: tuple[Named, ...] = ()
-FEDAVGM = (Named("fedavgm", {"momentum": 0.9}),)
-BASES = {"FedAvg": FEDAVG, "FedAvgM": FEDAVGM}
+BASES: dict[str, tuple[Named, ...]] = {
+    "FedAvg": (),
+    "FedAvgM": (Named("fedavgm", {"momentum": 0.9}),),
+}
 BUDGETS = ("1k", "2.5k", "5k")  # rounds at which the paper reports
 GOALS = (10, 50, 100)  # report goals: clients per round
 STEPS = 4  # of a virtual client: 256 examples in batches of 64
@@ -38,14 +39,15 @@ class Method(NamedTuple):
     """A method in a table of the paper."""
 
     base: str  # of BASES
-    added: str = ""  # "FedVC" or "FedIR"
-    goal: int = 0  # the paper's report goal, where a table has several
+    vc: bool = False  # with FedVC
+    ir: bool = False  # with FedIR
+    goal: int = 0  # the paper's report goal, where a table has several; else it is 10
 
     @property
     def name(self) -> str:
         """What its cells are called, after the clients or the start."""
-        goal = f"K {self.goal}" if self.goal else ""
-        return ", ".join(filter(None, (self.base, self.added, goal)))
+        parts = {"FedVC": self.vc, "FedIR": self.ir, f"K {self.goal}": self.goal}
+        return ", ".join([self.base, *(part for part, has in parts.items() if has)])
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,28 @@ def population(scale: Scale, which: Which) -> Population:
     spread = Named("dirichlet-per-class", {"alpha": 0.3, "min_size": 16})
     words = "imbalanced CIFAR-10" if used == "cifar10" else "imbalanced embedded images"
     return Population(name, words, Named(used), model, spread, count)
+
+
+GEO = ("iNaturalist-Geo-30k", "iNaturalist-Geo-3k", "iNaturalist-Geo-1k", "iNaturalist-Geo-100")
+ALPHAS = (100.0, 1.0, 0.3, 0.1)  # of the partitions that replace the ones in `GEO`
+
+
+def partitionings(scale: Scale) -> dict[str, Population]:
+    """Populations, from similar to dissimilar clients."""
+    geo = population(scale, "geo")
+    if geo.is_stand_in:
+        spread = {"min_size": 16}
+        return {
+            f"α {alpha:g}": replace(
+                geo, partition=Named("dirichlet-per-class", {"alpha": alpha, **spread})
+            )
+            for alpha in ALPHAS
+        }
+    return {
+        name: replace(geo, name=name, used=name, dataset=Named(name.lower(), {"size": 299}))
+        for name in GEO
+        if scale.has(name.lower())
+    }
 
 
 def stand_in(*populations: Population) -> str:
@@ -177,11 +201,6 @@ def goals(scale: Scale, *paper: int) -> tuple[int, ...]:
     return paper if scale.name == "paper" or len(paper) < 3 else paper[:-1]
 
 
-def virtual(scale: Scale) -> Named:
-    """FedVC with four steps per client, as in the paper."""
-    return Named("fedvc", {"size": STEPS * _batch_size(scale)})
-
-
 def _batch_size(scale: Scale) -> int:
     return scale.pick(16, 32, 64)
 
@@ -189,13 +208,14 @@ def _batch_size(scale: Scale) -> int:
 def experiment(
     scale: Scale,
     clients: Population,
-    algorithm: Sequence[Named],
-    per_round: int,
+    method: Method,
     *,
     last: int | None = None,
     layers: int | None = None,
 ) -> Experiment:
     """One run of `last` rounds; with `layers`, only that many last layers are trained."""
+    virtual = Named("fedvc", {"size": STEPS * _batch_size(scale)})  # four steps, as in the paper
+    added = [*[virtual] * method.vc, *[Named("fedir")] * method.ir]
     landmarks = clients.name == NAMES["landmarks"]
     last = last or rounds(scale)[-1]
     return Experiment(
@@ -209,7 +229,9 @@ def experiment(
         norm=clients.norm,
         train_last=layers and scale.pick(1, layers, layers),  # a linear model has one layer
         clients=Clients(
-            count=clients.count, per_round=goal(scale, per_round), partition=clients.partition
+            count=clients.count,
+            per_round=goal(scale, method.goal or 10),
+            partition=clients.partition,
         ),
         local=LocalTraining(
             epochs=scale.pick(1, 2, 5) if landmarks else 1,
@@ -218,19 +240,35 @@ def experiment(
             weight_decay=4e-5,
         ),
         evaluate=schedule(scale, last),
-        algorithm=tuple(algorithm),
+        algorithm=(*added, *BASES[method.base]),
     )
 
 
 def centralised(scale: Scale, clients: Population, layers: int | None = None) -> Experiment:
     """The upper bound: one client with all examples; a round is an epoch."""
-    alone = experiment(scale, clients, FEDAVG, 10, layers=layers, last=scale.pick(1, 5, EPOCHS))
+    last = scale.pick(1, 5, EPOCHS)
+    alone = experiment(scale, clients, Method("FedAvg"), layers=layers, last=last)
     return replace(
         alone,
         clients=Clients(count=1, partition=Named("iid")),
         local=replace(alone.local, epochs=1, reset=False),
         evaluate=Evaluate(every=1),
     )
+
+
+def recipe(
+    scale: Scale,
+    clients: Sequence[Which],
+    title: str,
+    about: str,
+    cells: Mapping[str, Experiment],
+    blocks: Callable[[Results], list[Block]],
+    **more: Any,
+) -> Recipe:
+    who = [population(scale, which) for which in clients]
+    told: dict[str, Any] = {"stand_in": stand_in(*who), "seeds": range(scale.pick(1, 1, 3)), **more}
+    other = is_other_data(*who)
+    return Recipe(title, about, cells=cells, blocks=blocks, other_data=other, **told)
 
 
 Row = tuple[Sequence[str], str, Sequence[float]]
