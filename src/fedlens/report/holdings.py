@@ -14,6 +14,7 @@ from fedlens.evaluation.intervals import wilson
 from fedlens.report.blocks import (
     Block,
     Curves,
+    Heat,
     Intervals,
     Line,
     Marks,
@@ -21,7 +22,6 @@ from fedlens.report.blocks import (
     Table,
 )
 from fedlens.report.datasets import data_names
-from fedlens.report.grids import Heat
 from fedlens.report.groups import Group, written
 from fedlens.report.numbers import format_number
 from fedlens.report.tables import BY_THEMSELVES, client_header, client_rows, worth

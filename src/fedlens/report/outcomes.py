@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedlens.config.names import OUTCOMES, REPORTED
-from fedlens.report.blocks import Block, Curves, Line
-from fedlens.report.grids import Tiles
+from fedlens.report.blocks import Block, Curves, Line, Tiles
 from fedlens.report.groups import Group
 from fedlens.report.holdings import client_names
 from fedlens.runs.records import PART_NAMES, Run, is_number, number

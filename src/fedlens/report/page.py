@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.report.artists import Artists, Drawing, save_all
-from fedlens.report.blocks import Block, Curves, Facts, Table, Text
+from fedlens.report.blocks import FORMATS, Block, Curves, Facts, Table, Text, is_drawn, places
 from fedlens.report.numbers import LARGE, Cell, format_number
-from fedlens.report.pictures import FORMATS, is_drawn, places
 from fedlens.runs.records import is_number
 from fedlens.storage.files import write_atomically
 

@@ -19,9 +19,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, StrMethodFormatter
 from fedlens.config.experiment import Named
 from fedlens.data.emd import emd
 from fedlens.data.partitions import PARTITIONS
-from fedlens.report.fonts import find_letters
 from fedlens.report.holdings import MANY, UNLIKE, by_main_class
-from fedlens.report.look import any_script
+from fedlens.report.look import any_script, find_letters
 from fedlens.runs.budgets import round_numbers
 from fedlens.storage.files import write_atomically
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from fedlens.report.blocks import Heat
 from fedlens.report.datasets import different_data
-from fedlens.report.grids import Heat
 from fedlens.report.groups import Group, differing, written
 from fedlens.runs.records import PART_NAMES, is_number
 

@@ -8,8 +8,7 @@ from torch import Tensor
 from fedlens.recipes.hsu2020.populations import described
 from fedlens.recipes.hsu2020.setting import Population, population, stand_in
 from fedlens.recipes.recipe import Recipe, Results, Scale
-from fedlens.report.blocks import Block, Table
-from fedlens.report.grids import Heat
+from fedlens.report.blocks import Block, Heat, Table
 from fedlens.setup import partition
 
 
