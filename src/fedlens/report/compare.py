@@ -31,6 +31,7 @@ from fedlens.report.pairs import (
     Task,
     by_seed,
     check_target,
+    estimate,
     pair_rows,
     pairs,
     ranks,
@@ -38,7 +39,6 @@ from fedlens.report.pairs import (
     unequal_rounds,
 )
 from fedlens.report.runs import caution_block, caution_words, common_folder, details
-from fedlens.report.student import estimate
 from fedlens.runs.budgets import rounds_to
 from fedlens.runs.records import Curve, Run, is_number, number, primary_part, read_all
 from fedlens.storage.run_files import Folders, runs_in

@@ -13,13 +13,15 @@ from statistics import fmean, stdev
 from fedlens.report.artists import Artists, Drawing
 from fedlens.report.blocks import Block, Curves, Facts, Intervals, Marks, Table, Text
 from fedlens.report.cautions import FAR, cautions
-from fedlens.report.curves import cost_blocks, curve_blocks, measure_blocks
-from fedlens.report.datasets import data_names, different_data
+from fedlens.report.curves import cost_blocks, curve_blocks, measure_blocks, schedule_blocks
 from fedlens.report.groups import (
     MANY,
     Group,
     best_first,
+    data_names,
+    different_data,
     differing,
+    grid_block,
     group,
     mean_and_std,
     written,
@@ -29,14 +31,12 @@ from fedlens.report.holdings import (
     class_blocks,
     client_blocks,
     final_interval,
+    outcome_blocks,
     partition_blocks,
     reliability_blocks,
 )
 from fedlens.report.numbers import NONE, format_number
-from fedlens.report.outcomes import outcome_blocks
 from fedlens.report.page import render_page
-from fedlens.report.schedules import schedule_blocks
-from fedlens.report.settings_grid import grid_block
 from fedlens.report.tables import decimal, rows
 from fedlens.runs.records import (
     PART_NAMES,
