@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Literal, Self, TypeGuard, TypeVar
+from typing import Any, Generic, Literal, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -50,10 +50,6 @@ class Block(ABC):
     def words(self) -> str:
         """What the block shows, in a sentence or two."""
 
-    def retitled(self, title: str) -> Self:
-        """The same block with another title, which also becomes the name of its files."""
-        return replace(self, title=title, name="")
-
     @property
     def slug(self) -> str:
         return re.sub(r"[^a-z0-9]+", "_", (self.name or self.title).lower()).strip("_") or "block"
@@ -87,6 +83,17 @@ class Line:
         return replace(self, x=keep(self.x), y=keep(self.y), **bands)
 
 
+@dataclass(frozen=True)
+class Name:
+    """A name in the legend of curves."""
+
+    name: str
+    place: int  # the index of its colour and marker
+    style: Style
+    note: str
+    off: bool  # hidden until a click on it in the page
+
+
 def _step(num_points: int) -> int:
     return -(-num_points // (MOST_POINTS - 1))
 
@@ -104,6 +111,27 @@ class Curves(Block):
     styles: Mapping[Style, str] = field(default_factory=dict)  # the meaning of each line style
     levels: Sequence[tuple[str, float]] = ()  # named horizontal lines to compare with
     most_bands: int = 6  # with more names than this, no bands are drawn: they would overlap
+
+    def names(self) -> list[Name]:
+        """The names of the lines; each has the style of its first line, or of a solid one."""
+        found = []
+        for name, place in places(self.lines).items():
+            mine = [line for line in self.lines if line.name == name]
+            style = next((line.style for line in mine if line.style == "solid"), mine[0].style)
+            note = next((line.note for line in mine if line.note), "")
+            found.append(Name(name, place, style, note, any(line.off for line in mine)))
+        return found
+
+    def meanings(self) -> list[tuple[Style | Literal["level"], str]]:
+        """What the legend says of styles, if there are several, and of levels."""
+        levels = [f"{name}: {format_number(y, self.percent)}" for name, y in self.levels]
+        styles = list(self.styles.items()) if len(self.styles) > 1 else []
+        return [*styles, *(("level", words) for words in levels)]
+
+    @property
+    def banded(self) -> bool:
+        """Whether all bands are drawn."""
+        return len({line.name for line in self.lines}) <= self.most_bands
 
     def thinned(self) -> Curves:
         """The block with thinned lines; its caption then says which points were kept."""

@@ -37,7 +37,6 @@ from fedlens.report.blocks import (
     Strip,
     Tiles,
     Values,
-    places,
 )
 from fedlens.report.look import (
     BOTTOM,
@@ -137,45 +136,35 @@ def _figure(block: Drawn) -> Figure:
 
 
 def _curves(block: Curves) -> Figure:
-    place = places(block.lines)
+    names = [one for one in block.names() if not one.off]
     block = replace(block, lines=[line for line in block.lines if not line.off])
-    place = {line.name: place[line.name] for line in block.lines}
-    notes = {line.name: line.note for line in block.lines if line.note}
-    room = 52 - max((len(note) + 2 for note in notes.values()), default=0)
-    labels = dict(zip(place, shortened(list(place), room), strict=True))
-    labels |= {name: f"{labels[name]}: {note}" for name, note in notes.items()}
-    meant = block.styles if len(block.styles) > 1 else {}
-    keys = [(meant[one], Line2D([], [], color=SOFT, linestyle=DASHES[one])) for one in meant]
-    keys += [
-        (f"{name}: {format_number(height, block.percent)}", _level())
-        for name, height in block.levels
+    room = 52 - max((len(one.note) + 2 for one in names if one.note), default=0)
+    short_names = shortened([one.name for one in names], room)
+    labels = [
+        f"{name}: {one.note}" if one.note else name
+        for one, name in zip(names, short_names, strict=True)
     ]
-    figure, axes = sheet(block.title, HEIGHT, BOTTOM + LINE * (len(labels) + len(keys)) + 0.1)
+    marks = [Line2D([], [], **_strokes(one.place, one.style)) for one in names]
+    for style, meaning in block.meanings():
+        labels.append(meaning)
+        thin: dict[str, Any] = {"linewidth": 1.1} if style == "level" else {}
+        marks.append(Line2D([], [], color=SOFT, linestyle=DASHES[style], **thin))
+    figure, axes = sheet(block.title, HEIGHT, BOTTOM + LINE * len(labels) + 0.1)
+    place = {one.name: one.place for one in names}
     ends = []
-    banded = len(place) <= block.most_bands
     for line in block.lines:
-        _line(axes, line, place[line.name], banded)
+        _line(axes, line, place[line.name], block.banded)
         ys = [y for y in line.y if is_number(y)]
         if ys and line.style == "solid":
             ends.append((ys[-1], format_label(ys[-1], block.percent), colour_of(place[line.name])))
     for _, height in block.levels:
-        axes.add_line(_level()).set_data((0, 1), (height, height))
-        axes.lines[-1].set_transform(axes.get_yaxis_transform())
-        axes.update_datalim([(0, height)], updatex=False)
+        axes.axhline(height, color=SOFT, linewidth=1.1, linestyle=DASHES["level"])
     _scale(axes, block)
     if len(ends) <= FEW:
         name_ends(axes, ends)
     keep_inside(axes)
-    styles = {
-        line.name: line.style for line in sorted(block.lines, key=lambda one: one.style == "solid")
-    }
-    marks = [Line2D([], [], **_strokes(i, styles[name])) for name, i in place.items()]
-    legend(figure, [*labels.values(), *(name for name, _ in keys)], [*marks, *(m for _, m in keys)])
+    legend(figure, labels, marks)
     return figure
-
-
-def _level() -> Line2D:
-    return Line2D([], [], color=SOFT, linewidth=1.1, linestyle=DASHES["dotted"])
 
 
 def _line(axes: Axes, line: Line, place: int, banded: bool) -> None:
