@@ -14,7 +14,7 @@ def draw_here(monkeypatch: pytest.MonkeyPatch) -> None:
 def draw_svg_alone(monkeypatch: pytest.MonkeyPatch, some_picture: dict[str, bytes]) -> None:
     """Let figures be drawn as SVG; their PNG and PDF files hold some picture."""
     from fedlens.report import draw
-    from fedlens.report.pictures import Drawn
+    from fedlens.report.blocks import Drawn
 
     pictures = draw.pictures
 

@@ -21,10 +21,9 @@ from fedlens.recipes.recipe import Recipe, Recorded, Results, Scale, with_settin
 from fedlens.recipes.reproduce import blocks_of
 from fedlens.recipes.store import file_of, item_of, lay_out, read_index
 from fedlens.recipes.stored import keep, restore
-from fedlens.report.blocks import Curves, Table
+from fedlens.report.blocks import Curves, Table, is_drawn
 from fedlens.report.look import LONGEST_TITLE
 from fedlens.report.page import distinct
-from fedlens.report.pictures import is_drawn
 from fedlens.runs.records import read, settings
 
 ROOT = Path(__file__).resolve().parents[1]

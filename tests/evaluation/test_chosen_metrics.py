@@ -187,5 +187,5 @@ def test_a_metric_that_cannot_be_is_refused_in_one_line_before_training(metrics,
 
 
 def test_what_is_always_measured_and_what_is_chosen_is_declared():
-    assert set(ALWAYS_MEASURED) == OF_PART.keys()
+    assert set(ALWAYS_MEASURED) == set(OF_PART)
     assert list(METRICS) == list(CHOSEN)

@@ -8,15 +8,23 @@ import torch
 import fedlens as fl
 from fedlens.config.names import OF_EVALUATION, OF_ROUND
 from fedlens.engines import Sequential
-from fedlens.evaluation.measures import BETTER, OF_MODEL, OF_PART, OVER_CLIENTS, best
+from fedlens.evaluation.measures import (
+    HIGHER,
+    LOWER,
+    NEITHER,
+    OF_MODEL,
+    OF_PART,
+    OVER_CLIENTS,
+    best,
+)
 from fedlens.evaluation.metrics import Tally, metrics, spread
 from tests.toys import toy
 
 
 def test_all_that_is_measured_of_answers_and_of_clients_is_declared():
     tally = Tally.of(torch.eye(3), torch.arange(3), 3)
-    assert metrics(tally).keys() == OF_PART.keys()
-    assert spread(torch.tensor([0.5, 0.7], dtype=torch.float64)).keys() == OVER_CLIENTS.keys()
+    assert metrics(tally).keys() == set(OF_PART)
+    assert spread(torch.tensor([0.5, 0.7], dtype=torch.float64)).keys() == set(OVER_CLIENTS)
 
 
 def test_no_scalar_of_an_algorithm_can_be_called_as_a_measure_of_the_model_is():
@@ -40,10 +48,10 @@ def test_all_that_a_run_records_is_declared(algorithm, tmp_path, monkeypatch):
     )
     result = fl.run(experiment)
     recorded = result.records[-1].keys()
-    assert recorded <= BETTER.keys() | set(OF_ROUND)
+    assert recorded <= LOWER | HIGHER | NEITHER | set(OF_ROUND)
     assert recorded >= OF_MODEL.keys()
     assert result.summary["final"].keys() == recorded - set(OF_ROUND) | {"train_loss"}
-    declared = {name for name in recorded if BETTER.get(name)} - {"train_loss"}
+    declared = (recorded & (LOWER | HIGHER)) - {"train_loss"}
     assert result.summary["best"].keys() == declared
 
 

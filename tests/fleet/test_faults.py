@@ -12,7 +12,7 @@ from fedlens.fleet import engine
 from fedlens.fleet.payload import Reply
 from fedlens.fleet.terms import for_fleet
 from fedlens.report import read_all, report
-from fedlens.report.grids import Tiles
+from fedlens.report.blocks import Tiles
 from fedlens.report.runs import run_blocks
 from fedlens.runs.folder import RunFolder
 from fedlens.storage.run_files import read_records, read_summary

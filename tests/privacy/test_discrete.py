@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlens.keys import fold, root
+from fedlens.core.keys import fold, root
 from fedlens.privacy.accountant import rdp
 from fedlens.privacy.discrete import epsilon, sample
 from fedlens.privacy.events import Release

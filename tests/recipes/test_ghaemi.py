@@ -15,9 +15,8 @@ from fedlens.recipes.ghaemi.why_liadmm_fails import ABOUT_TRAINING, CONTROL
 from fedlens.recipes.page import beside
 from fedlens.recipes.recipe import Results, Scale
 from fedlens.recipes.reproduce import reproduce
-from fedlens.report.blocks import Curves
+from fedlens.report.blocks import Curves, places
 from fedlens.report.look import colour_of
-from fedlens.report.pictures import places
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,7 @@ from fedlens.recipes.hsu2020.figure8 import momenta, panels, rates
 from fedlens.recipes.page import opening
 from fedlens.recipes.recipe import Results, Scale
 from fedlens.recipes.reproduce import reproduce
-from fedlens.report.blocks import Table
-from fedlens.report.grids import Contours
+from fedlens.report.blocks import Contours, Table
 from tests.recipes.diverging import diverged
 
 

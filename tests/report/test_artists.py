@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedlens.report.artists import Artists, artists, save_all
-from fedlens.report.blocks import Bars, Curves, Line, Series
-from fedlens.report.pictures import FORMATS, Drawn
+from fedlens.report.blocks import FORMATS, Bars, Curves, Drawn, Line, Series
 from tests.report.run_folders import make_run
 
 BLOCKS: list[Drawn] = [

@@ -16,9 +16,12 @@ from PIL import Image
 
 from fedlens.report import render_page
 from fedlens.report.blocks import (
+    FORMATS,
     Bars,
+    Contours,
     Curves,
     Facts,
+    Heat,
     Intervals,
     Line,
     Marks,
@@ -27,13 +30,12 @@ from fedlens.report.blocks import (
     Table,
     Text,
 )
+from fedlens.report.draw import _contours as contours
 from fedlens.report.draw import _figure, pictures
-from fedlens.report.draw_grids import contours, heat
-from fedlens.report.grids import Contours, Heat
+from fedlens.report.draw import _heat as heat
 from fedlens.report.look import COLOURS, HEIGHT, name_ends, print_look, sheet, shortened
 from fedlens.report.numbers import format_number
 from fedlens.report.page import _classes, csv_of, html
-from fedlens.report.pictures import FORMATS
 
 CURVES = Curves(
     title="Accuracy & loss",

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedlens.report import read_all, report
-from fedlens.report.datasets import data_names, different_data
-from fedlens.report.grids import Heat
-from fedlens.report.groups import group
+from fedlens.report.blocks import Heat
+from fedlens.report.groups import data_names, different_data, group
 from fedlens.report.holdings import class_blocks, partition_blocks
 from fedlens.report.runs import headline, run_blocks
 

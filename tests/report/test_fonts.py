@@ -6,9 +6,8 @@ from fontTools.pens.ttGlyphPen import TTGlyphPen
 from matplotlib.font_manager import fontManager
 from matplotlib.text import Text
 
-from fedlens.report import draw, fonts
-from fedlens.report.blocks import Bars, Series
-from fedlens.report.grids import Heat
+from fedlens.report import draw, look
+from fedlens.report.blocks import Bars, Heat, Series
 from fedlens.report.look import any_script, print_look
 from fedlens.report.partition import save
 
@@ -17,7 +16,7 @@ CAT, FAMILY = "\ue732", "A font of one letter"  # of the private use area: no ot
 
 def look_anew():
     """Have fonts looked for as they are installed now."""
-    for kept in (fonts._families, fonts._had):
+    for kept in (look._families, look._had):
         kept.cache_clear()
 
 
@@ -75,7 +74,7 @@ def test_fonts_are_looked_for_only_if_letters_are_missing(monkeypatch):
     def not_needed(_):
         raise AssertionError("no letter is missing")
 
-    monkeypatch.setattr(fonts, "_families", not_needed)
+    monkeypatch.setattr(look, "_families", not_needed)
     draw.pictures(bars("cat", "Käse\nblau", "Ωmega"), {"png"})
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from fedlens.report import read_all, rows
-from fedlens.report.blocks import Curves, Intervals, Table
+from fedlens.report.blocks import Curves, Heat, Intervals, Table
 from fedlens.report.curves import curve_blocks
-from fedlens.report.grids import Heat
 from fedlens.report.groups import curve, group, mean_and_std, means, names_by_difference
 from fedlens.report.runs import headline, run_blocks
 from fedlens.runs.records import primary_part

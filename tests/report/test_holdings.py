@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from fedlens.report import read_all
-from fedlens.report.blocks import Intervals, Strip
-from fedlens.report.grids import Heat
+from fedlens.report.blocks import Heat, Intervals, Strip
 from fedlens.report.groups import group
 from fedlens.report.holdings import (
     class_blocks,

@@ -11,7 +11,7 @@ from PIL import Image
 
 from fedlens.core.federation import Examples, Holdings
 from fedlens.data.partitions import PARTITIONS
-from fedlens.report import map
+from fedlens.report import partition
 
 
 def drawn(lat, lon, n_max, path):
@@ -19,7 +19,7 @@ def drawn(lat, lon, n_max, path):
     examples = Examples(blank, torch.zeros(len(lat), dtype=torch.int64), {"lat": lat, "lon": lon})
     held = PARTITIONS["s2"](examples, 1, None, np.random.default_rng(0), n_max=n_max)
     assert isinstance(held, Holdings)
-    assert map.draw(lat, lon, held, "places $_s2", path) == path
+    assert partition.draw_map(lat, lon, held, "places $_s2", path) == path
     with Image.open(path) as picture:
         return held, np.asarray(picture.convert("RGB"))
 
@@ -39,8 +39,8 @@ def test_cells_have_colours_and_what_is_left_out_is_grey(tmp_path):
     held, pixels = drawn(lat, lon, 400, tmp_path / "map.png")
     assert held.sizes.tolist() == [300, 300]
     found = colours(pixels)
-    assert {rgb(map.COLOURS[0]), rgb(map.COLOURS[1]), rgb(map.LEFT)} <= found
-    assert rgb(map.COLOURS[2]) not in found
+    assert {rgb(partition.COLOURS[0]), rgb(partition.COLOURS[1]), rgb(partition.LEFT)} <= found
+    assert rgb(partition.COLOURS[2]) not in found
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.001, 300.0])
@@ -56,7 +56,7 @@ def test_any_region_has_a_map_even_across_the_date_line_and_the_poles(tmp_path, 
 
 
 def test_borders_are_cut_where_they_leave_the_map():
-    lines = list(map._lines("5"))  # the face around the north pole
+    lines = list(partition._lines("5"))  # the face around the north pole
     assert all(np.abs(np.diff(line[:, 0])).max() <= 90 for line in lines)
     assert sum(len(line) for line in lines) >= 250
 

@@ -7,12 +7,20 @@ from itertools import pairwise
 import pytest
 from matplotlib.figure import Figure
 
-from fedlens.report.blocks import Bars, Curves, Intervals, Line, Marks, Series, Strip
+from fedlens.report.blocks import (
+    Bars,
+    Contours,
+    Curves,
+    Drawn,
+    Intervals,
+    Line,
+    Marks,
+    Series,
+    Strip,
+)
 from fedlens.report.draw import _figure
-from fedlens.report.grids import Contours
 from fedlens.report.look import print_look
 from fedlens.report.numbers import format_label, format_number, format_tick
-from fedlens.report.pictures import Drawn
 
 FAR = [0.0, 500_000.0, 1_000_000.0]
 NEAR = [12_345_600.0, 12_345_650.0, 12_345_699.0]

@@ -8,10 +8,9 @@ import torch
 import fedlens as fl
 from fedlens.config.names import OUTCOMES
 from fedlens.report import read_all, report
-from fedlens.report.blocks import Curves
+from fedlens.report.blocks import Curves, Tiles
 from fedlens.report.draw import pictures
-from fedlens.report.grids import Tiles
-from fedlens.report.outcomes import MEANINGS
+from fedlens.report.holdings import MEANINGS
 from fedlens.report.runs import run_blocks
 from tests.toys import toy
 

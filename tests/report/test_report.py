@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedlens.report import read, read_all, report, rows
-from fedlens.report.blocks import Curves
+from fedlens.report.blocks import Curves, places
 from fedlens.report.look import COLOURS
-from fedlens.report.pictures import places
 from fedlens.report.runs import differences, headline, run_blocks
 from fedlens.runs.records import settings
 from fedlens.storage.locks import FolderLock

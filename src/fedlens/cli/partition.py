@@ -60,9 +60,9 @@ def partition_command(
         cells = named.name == "s2" or named.options.get("column") == "cell"
         columns = federation.examples.columns
         if cells and all(name in columns for name in places):
-            from fedlens.report import map
+            from fedlens.report.partition import draw_map
 
             lat, lon = (columns[name].astype(float) for name in places)
             path = path.with_name(f"{path.stem}-map{path.suffix}")
-            drawn = map.draw(lat, lon, federation.everyone(0), title, path)
+            drawn = draw_map(lat, lon, federation.everyone(0), title, path)
             print(f"map: {drawn}", file=said_to)

@@ -6,52 +6,21 @@ Nothing in this module needs torch.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, TypeVar
+from typing import TypeVar
 
-Better = Literal["higher", "lower"]
 X = TypeVar("X", int, float)
 
 PARTS = ("test", "validation", "train")
 """What a model is evaluated on. Runs are compared by the first of these that they have."""
 
-OF_PART: dict[str, Better | None] = {
-    "loss": "lower",
-    "accuracy": "higher",
-    "top5": "higher",
-    "precision": "higher",
-    "recall": "higher",
-    "f1": "higher",
-    "classes_predicted": None,
-}
+OF_PART = ("loss", "accuracy", "top5", "precision", "recall", "f1", "classes_predicted")
 """What `metrics.metrics` measures on a part; `measure_name` gives the names for that part."""
 
-CHOSEN: dict[str, Better | None] = {
-    "balanced_accuracy": "higher",
-    "kappa": "higher",
-    "auroc": "higher",
-    "ece": "lower",
-}
+CHOSEN = ("balanced_accuracy", "kappa", "auroc", "ece")
 """What `chosen_metrics` measures on a part, if chosen. User-defined metrics have no best value."""
 
-OVER_CLIENTS: dict[str, Better | None] = {
-    "mean": "higher",
-    "std": "lower",
-    "min": "higher",
-    "p10": "higher",
-    "median": "higher",
-    "max": "higher",
-    "worst_decile": "higher",
-    "jain": "higher",
-}
+OVER_CLIENTS = ("mean", "std", "min", "p10", "median", "max", "worst_decile", "jain")
 """Statistics of clients' accuracies by `metrics.spread`, recorded as `client_accuracy_...`."""
-
-OF_ALGORITHM: dict[str, Better | None] = {
-    "primal_residual": "lower",
-    "dual_residual": "lower",
-    "inexactness": "lower",
-    "clipped_share": None,
-}
-"""What algorithms measure in each round. A measure that is not listed here has no best value."""
 
 
 def measure_name(part: str, measure: str) -> str:
@@ -59,32 +28,34 @@ def measure_name(part: str, measure: str) -> str:
     return "train_set_loss" if (part, measure) == ("train", "loss") else f"{part}_{measure}"
 
 
-OF_MODEL: dict[str, Better | None] = {
-    **{measure_name(part, name): way for part in PARTS for name, way in OF_PART.items()},
-    "relative_accuracy": "higher",
-    **{f"client_accuracy_{name}": way for name, way in OVER_CLIENTS.items()},
-}
+OF_MODEL = dict.fromkeys(
+    [
+        *(measure_name(part, name) for part in PARTS for name in OF_PART),
+        "relative_accuracy",
+        *(f"client_accuracy_{name}" for name in OVER_CLIENTS),
+    ]
+)
 """What an evaluation can add to a record."""
 
-SHARES = (
-    OF_MODEL.keys()
-    - {"relative_accuracy", "train_set_loss"}
-    - {measure_name(part, name) for part in PARTS for name in ("loss", "classes_predicted")}
-)
-"""Measures that are never below 0 or above 1."""
-
-BETTER: dict[str, Better | None] = {
-    "train_loss": "lower",
-    **OF_ALGORITHM,
-    **OF_MODEL,
-    **{measure_name(part, name): way for part in PARTS for name, way in CHOSEN.items()},
+NEITHER = {"clipped_share", *(measure_name(part, "classes_predicted") for part in PARTS)}
+LOWER = {
+    *(measure_name(part, name) for part in PARTS for name in ("loss", "ece")),
+    *("train_loss", "client_accuracy_std", "primal_residual", "dual_residual", "inexactness"),
 }
+HIGHER = OF_MODEL.keys() | {measure_name(part, name) for part in PARTS for name in CHOSEN}
+HIGHER -= LOWER | NEITHER
+"""Which measures are the better the lower or the higher they are, and for which neither is so.
+
+Others that an algorithm or a user measures have no best value.
+"""
+
+SHARES = (HIGHER & OF_MODEL.keys() | {"client_accuracy_std"}) - {"relative_accuracy"}
+"""Measures that are never below 0 or above 1."""
 
 
 def best(measure: str, values: Iterable[tuple[float, X]]) -> tuple[float, X] | None:
     """The best of (value, round), the first of equals; None if no direction is better."""
-    better = BETTER.get(measure)
-    if better is None:
+    if measure not in LOWER | HIGHER:
         return None
-    choose = min if better == "lower" else max
+    choose = min if measure in LOWER else max
     return choose(values, key=lambda pair: pair[0], default=None)

@@ -18,11 +18,10 @@ from fedlens.report.blocks import (
     Series,
     Table,
     Text,
+    is_drawn,
 )
 from fedlens.report.numbers import NONE
-from fedlens.report.pairs import SURE, format_p, points
-from fedlens.report.pictures import is_drawn
-from fedlens.report.student import Estimate, estimate
+from fedlens.report.pairs import SURE, Estimate, estimate, format_p, points
 from fedlens.runs.records import Run, settings, spent
 
 OPENING = "What was run"

@@ -19,7 +19,7 @@ from itertools import repeat
 from pathlib import Path
 
 from fedlens.config.consent import own_folders
-from fedlens.report.pictures import Drawn
+from fedlens.report.blocks import Drawn
 
 Drawing = Callable[[int, int], None]
 """A callback that gets the number of figures drawn and their total."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, Generic, Literal, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -26,6 +27,9 @@ Image = np.ndarray[Any, np.dtype[np.uint8]]  # [H, W] gray or [H, W, 3] colour, 
 
 Style = Literal["solid", "dashed", "dotted"]
 
+T = TypeVar("T")
+
+FORMATS = ("png", "svg", "pdf")  # of the files of pictures
 MOST_POINTS = 2000  # points of a line that are drawn at most; the csv file has all
 
 
@@ -45,10 +49,6 @@ class Block(ABC):
     @abstractmethod
     def words(self) -> str:
         """What the block shows, in a sentence or two."""
-
-    def retitled(self, title: str) -> Self:
-        """The same block with another title, which also becomes the name of its files."""
-        return replace(self, title=title, name="")
 
     @property
     def slug(self) -> str:
@@ -83,6 +83,17 @@ class Line:
         return replace(self, x=keep(self.x), y=keep(self.y), **bands)
 
 
+@dataclass(frozen=True)
+class Name:
+    """A name in the legend of curves."""
+
+    name: str
+    place: int  # the index of its colour and marker
+    style: Style
+    note: str
+    off: bool  # hidden until a click on it in the page
+
+
 def _step(num_points: int) -> int:
     return -(-num_points // (MOST_POINTS - 1))
 
@@ -100,6 +111,27 @@ class Curves(Block):
     styles: Mapping[Style, str] = field(default_factory=dict)  # the meaning of each line style
     levels: Sequence[tuple[str, float]] = ()  # named horizontal lines to compare with
     most_bands: int = 6  # with more names than this, no bands are drawn: they would overlap
+
+    def names(self) -> list[Name]:
+        """The names of the lines; each has the style of its first line, or of a solid one."""
+        found = []
+        for name, place in places(self.lines).items():
+            mine = [line for line in self.lines if line.name == name]
+            style = next((line.style for line in mine if line.style == "solid"), mine[0].style)
+            note = next((line.note for line in mine if line.note), "")
+            found.append(Name(name, place, style, note, any(line.off for line in mine)))
+        return found
+
+    def meanings(self) -> list[tuple[Style | Literal["level"], str]]:
+        """What the legend says of styles, if there are several, and of levels."""
+        levels = [f"{name}: {format_number(y, self.percent)}" for name, y in self.levels]
+        styles = list(self.styles.items()) if len(self.styles) > 1 else []
+        return [*styles, *(("level", words) for words in levels)]
+
+    @property
+    def banded(self) -> bool:
+        """Whether all bands are drawn."""
+        return len({line.name for line in self.lines}) <= self.most_bands
 
     def thinned(self) -> Curves:
         """The block with thinned lines; its caption then says which points were kept."""
@@ -168,18 +200,15 @@ class Bars(Block):
         return ["group", "series", self.y_label or "height", "error"], rows
 
     def words(self) -> str:
-        facts = []
-        for i, group in enumerate(self.groups):
-            for one in self.series:
-                name = f"{group}, {one.name}" if len(self.series) > 1 else group
-                error = one.errors[i] if one.errors else None
-                around = f" ± {self.format(error)}" if is_number(error) else ""
-                facts.append(f"{name}: {self.format(one.heights[i])}{around}")
-        return f"Bar chart of {self.y_label or self.title}. {sentence(facts)}"
+        def told(one: Series, group: int) -> str:
+            error = one.errors[group] if one.errors else None
+            height, around = (
+                format_number(y, self.percent, self.digits) for y in (one.heights[group], error)
+            )
+            return f"{height} ± {around}" if is_number(error) else height
 
-    def format(self, height: float | None) -> str:
-        """A height as text."""
-        return format_number(height, self.percent, self.digits)
+        facts = _of_each(self.groups, self.series, told)
+        return f"Bar chart of {self.y_label or self.title}. {facts}"
 
     def label(self, height: float) -> str:
         """A height as it is written next to its bar."""
@@ -218,12 +247,8 @@ class Intervals(Block):
         return ["row", "series", self.x_label or "value", "low", "high"], found
 
     def words(self) -> str:
-        facts = []
-        for i, row in enumerate(self.rows):
-            for one in self.series:
-                name = f"{row}, {one.name}" if len(self.series) > 1 else row
-                facts.append(f"{name}: {self.format(one, i)}")
-        return f"Values with intervals of {self.x_label or self.title}. {sentence(facts)}"
+        facts = _of_each(self.rows, self.series, self.format)
+        return f"Values with intervals of {self.x_label or self.title}. {facts}"
 
     def format(self, one: Marks, row: int) -> str:
         """A value and its interval as written in their row."""
@@ -268,6 +293,120 @@ class Strip(Block):
         if self.marks is not None:
             return self.marks[place]
         return statistics.median(sorted(x for x in self.groups[place][1] if is_number(x)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix(Block, Generic[T]):
+    """A matrix with names for its rows and columns; a cell of None is empty."""
+
+    values: Sequence[Sequence[T | None]]  # row by row
+    row_names: Sequence[str]
+    column_names: Sequence[str]
+    row_label: str = ""
+    column_label: str = ""
+
+    def cells(self) -> Iterator[tuple[str, str, T]]:
+        """The names of the row and the column of each cell that is not empty, and its value."""
+        for row, values in zip(self.row_names, self.values, strict=True):
+            for column, value in zip(self.column_names, values, strict=True):
+                if value is not None:
+                    yield row, column, value
+
+    def size(self) -> str:
+        row, column = (f" ({of})" if of else "" for of in (self.row_label, self.column_label))
+        return f"{len(self.row_names)} rows{row} and {len(self.column_names)} columns{column}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heat(Matrix[float]):
+    """A heat map: shades go from least to most, or with `shares` from 0, small values stretched."""
+
+    value_label: str = ""
+    percent: bool = False
+    digits: int = 0  # decimals of percentages in cells
+    shares: bool = False
+    best: frozenset[tuple[int, int]] = frozenset()  # (row, column) of the cells with a frame
+
+    def sheet(self) -> Sheet:
+        corner = "/".join(filter(None, (self.row_label, self.column_label)))
+        rows = zip(self.row_names, self.values, strict=True)
+        return [corner, *self.column_names], [[name, *row] for name, row in rows]
+
+    def words(self) -> str:
+        found = [(y, row, column) for row, column, y in self.cells() if is_number(y)]
+        if not found:
+            return f"Heat map of {self.size()}, without a number."
+        (low, *at_low), (high, *at_high) = min(found), max(found)
+        return (
+            f"Heat map of {self.value_label or self.title}: {self.size()}, from "
+            f"{format_number(low, self.percent)} ({', '.join(at_low)}) to "
+            f"{format_number(high, self.percent)} ({', '.join(at_high)})."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiles(Matrix[str]):
+    """A matrix whose cells are categories (kinds), one colour each."""
+
+    kinds: Sequence[str]  # kind i has colour i
+
+    def sheet(self) -> Sheet:
+        header = [self.row_label or "row", self.column_label or "column", "kind"]
+        return header, [list(cell) for cell in self.cells()]
+
+    def words(self) -> str:
+        facts = [f"{kind}: {count:,}" for kind, count in self.counts().items()]
+        return f"Tiles of {self.size()}. {sentence(facts)}"
+
+    def counts(self) -> dict[str, int]:
+        """The number of cells of each kind that occurs."""
+        found = Counter(kind for _, _, kind in self.cells())
+        return {kind: found[kind] for kind in self.kinds if found[kind]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contours(Block):
+    """A quantity over a plane of two numbers, with its best point marked."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    z: Sequence[Values]  # z[i][j] at y[i], x[j]
+    x_label: str = "x"
+    y_label: str = "y"
+    z_label: str = "z"
+    log_x: bool = False
+    log_y: bool = False
+    x_names: Sequence[str] = ()  # written instead of the numbers x, which are then positions
+    percent: bool = False
+    lowest: bool = False  # the best is the lowest, as for a loss
+
+    def sheet(self) -> Sheet:
+        names: Sequence[Cell] = self.x_names or self.x
+        return [self.x_label, self.y_label, self.z_label], [[*one] for one in self._points(names)]
+
+    @property
+    def best(self) -> tuple[float, float, float] | None:
+        """x, y and z of the best point."""
+        found = [(x, y, z) for x, y, z in self._points(self.x) if is_number(z)]
+        choose = min if self.lowest else max
+        return choose(found, key=lambda point: point[2], default=None)
+
+    def _points(self, names: Sequence[T]) -> Iterator[tuple[T, float, float | None]]:
+        """The points with `names` in place of x."""
+        for y, row in zip(self.y, self.z, strict=True):
+            for x, z in zip(names, row, strict=True):
+                yield x, y, z
+
+    def words(self) -> str:
+        what = f"Contours of {self.z_label} over {self.x_label} and {self.y_label}"
+        if self.best is None:
+            return f"{what}, without a number."
+        x, y, z = self.best
+        at = self.x_names[list(self.x).index(x)] if self.x_names else format_place(x)
+        return (
+            f"{what}. The best is {format_number(z, self.percent)}, at {self.x_label} {at} and "
+            f"{self.y_label} {format_place(y)}."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,3 +476,29 @@ class Text(Block):
 
 def sentence(facts: Sequence[str]) -> str:
     return "; ".join(facts) + "." if facts else "Nothing was recorded."
+
+
+def _of_each(rows: Sequence[str], series: Sequence[Any], told: Callable[[Any, int], str]) -> str:
+    """A sentence with what is told of each series in each row."""
+    several = len(series) > 1
+    return sentence(
+        [
+            f"{row}{f', {one.name}' if several else ''}: {told(one, i)}"
+            for i, row in enumerate(rows)
+            for one in series
+        ]
+    )
+
+
+Drawn = Curves | Bars | Heat | Tiles | Contours | Intervals | Strip | Samples
+"""The blocks that are pictures."""
+
+
+def is_drawn(block: Block) -> TypeGuard[Drawn]:
+    return isinstance(block, Drawn)
+
+
+def places(lines: Sequence[Line]) -> dict[str, int]:
+    """The index of the colour and marker of each line, by the line's name."""
+    in_turn = {name: i for i, name in enumerate(dict.fromkeys(line.name for line in lines))}
+    return in_turn | {line.name: line.place for line in lines if line.place is not None}

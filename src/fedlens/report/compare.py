@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
@@ -31,6 +30,7 @@ from fedlens.report.pairs import (
     Task,
     by_seed,
     check_target,
+    estimate,
     pair_rows,
     pairs,
     ranks,
@@ -38,7 +38,6 @@ from fedlens.report.pairs import (
     unequal_rounds,
 )
 from fedlens.report.runs import caution_block, caution_words, common_folder, details
-from fedlens.report.student import estimate
 from fedlens.runs.budgets import rounds_to
 from fedlens.runs.records import Curve, Run, is_number, number, primary_part, read_all
 from fedlens.storage.run_files import Folders, runs_in
@@ -109,8 +108,9 @@ def compare(
             _check_same_tests(task)
     paired = pairs(found, score)
     unequal = unequal_rounds(found)
+    apart = f"Left out, since they{_unfinished(left_out)}."
     blocks = [
-        *_left_out(left_out),
+        *([Text(title="Not compared", paragraphs=[apart])] if left_out else ()),
         *([Text(title="Not equally long", paragraphs=[unequal])] if unequal else ()),
         *_picture_of_differences(paired),
         _results(found, paired, score),
@@ -122,7 +122,7 @@ def compare(
         *details(runs),
     ]
     folder = Path(out) if out is not None else common_folder(runs) / "comparison"
-    variants = list(dict.fromkeys(group.name for task in found for group in task.variants))
+    variants = _names(found)
     summary = summed_up(found, paired)
     headline = "\n".join([summary, *caution_words(finished)])
     page = render_page(f"{' or '.join(variants)}?", headline, blocks, folder, watch, artists)
@@ -157,9 +157,9 @@ def summed_up(found: Sequence[Task], paired: Sequence[Pair]) -> str:
     return f"{num_runs} runs{over}: {told}."
 
 
-def _left_out(runs: Sequence[Run]) -> Iterator[Text]:
-    if runs:
-        yield Text(title="Not compared", paragraphs=[f"Left out, since they{_unfinished(runs)}."])
+def _names(found: Sequence[Task]) -> list[str]:
+    """The names of all variants."""
+    return list(dict.fromkeys(group.name for task in found for group in task.variants))
 
 
 def _named(runs: Sequence[Run]) -> str:
@@ -198,7 +198,7 @@ def _picture_of_differences(paired: Sequence[Pair]) -> Iterator[Intervals]:
 
 def _results(found: Sequence[Task], paired: Sequence[Pair], score: Score) -> Table:
     """Mean accuracies: a row for each variant; with several tasks a row for each task."""
-    names = list(dict.fromkeys(group.name for task in found for group in task.variants))
+    names = _names(found)
     rows: list[list[Cell]] = []
     strong = set()
     for task in found:
@@ -260,7 +260,8 @@ def _pictures(found: Sequence[Task], part: str, score: Score) -> Iterator[Block]
     for task in found:
         of = f": {task.name}" if task.name else ""
         curves = [
-            block.retitled(f"{block.title}{of}") for block in curve_blocks(task.variants, part)
+            replace(block, title=f"{block.title}{of}", name="")  # named by the new title
+            for block in curve_blocks(task.variants, part)
         ]
         yield from curves[:1] if many else curves
         lines = [line for line in _difference_lines(task, score.metric) if line.x]
@@ -279,7 +280,7 @@ def _pictures(found: Sequence[Task], part: str, score: Score) -> Iterator[Block]
 
 def _ends(found: Sequence[Task], score: Score) -> Bars:
     """Accuracies at the end by task, a bar for each variant."""
-    names = list(dict.fromkeys(group.name for task in found for group in task.variants))
+    names = _names(found)
     finals = [{group.name: group.values(score) for group in task.variants} for task in found]
     return Bars(
         title="Accuracy by task",
@@ -340,11 +341,18 @@ def _to_target(found: Sequence[Task], score: Score, target: float | None) -> Ite
         best = max(fmean(group.values(score)) for group in task.variants)
         wanted = target if target is not None else round(EASY * best, 2)
         for group in task.variants:
-            prices = [_price(run, score.metric, wanted) for run in group.runs]
-            reached = [price for price in prices if price is not None]
-            rounds = _spread([float(rounds) for rounds, _ in reached])
-            megabytes = _spread([spent / 1e6 for _, spent in reached])
-            share = f"{len(reached)} of {len(prices)}"
+            reached = [
+                (float(at), [row for row in run.rounds if row["round"] <= at])
+                for run in group.runs
+                if (at := rounds_to(run.rounds, wanted, score.metric)) is not None
+            ]
+            sent = [
+                sum(number(row.get(way)) or 0 for row in rows for way in ("bytes_up", "bytes_down"))
+                for _, rows in reached
+            ]
+            rounds = _spread([at for at, _ in reached])
+            megabytes = _spread([spent / 1e6 for spent in sent])
+            share = f"{len(reached)} of {len(group.runs)}"
             rows.append(
                 [group.name, task.name, format_number(wanted, True), share, rounds, megabytes]
             )
@@ -359,20 +367,8 @@ def _to_target(found: Sequence[Task], score: Score, target: float | None) -> Ite
     yield _without_empty(table, "task")
 
 
-def _price(run: Run, metric: str, target: float) -> tuple[int, float] | None:
-    """The round in which a run reached the target, and the bytes sent until then."""
-    at = rounds_to(run.rounds, target, metric)
-    if at is None:
-        return None
-    spent = accumulate(
-        (number(row.get("bytes_up")) or 0) + (number(row.get("bytes_down")) or 0)
-        for row in run.rounds
-    )
-    return at, next(s for row, s in zip(run.rounds, spent, strict=True) if row["round"] == at)
-
-
 def _ranks(found: Sequence[Task], score: Score) -> Iterator[Table]:
-    names = list(dict.fromkeys(group.name for task in found for group in task.variants))
+    names = _names(found)
     whole = [task for task in found if len(task.variants) == len(names)]
     if len(whole) < 2:
         return

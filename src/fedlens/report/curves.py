@@ -77,18 +77,11 @@ def _chance(runs: Sequence[Run]) -> list[tuple[str, float]]:
     return [("chance", 1 / count) for count in counts if count] if len(counts) == 1 else []
 
 
-def measure_blocks(groups: Sequence[Group]) -> Iterator[Block]:
+def measure_blocks(groups: Sequence[Group]) -> Iterator[Curves]:
     """Curves of the algorithms' own measures and of requested metrics, by round."""
-    runs = [run for one in groups for run in one.runs]
-    known = {*OF_ROUND, *OF_MODEL}
-    asked = dict.fromkeys(
-        key
-        for run in runs
-        for row in run.rounds
-        for key in row
-        if key not in known and "." not in key and is_number(row[key])
-    )
-    for key in asked:
+    for key in _recorded(groups):
+        if key in {*OF_ROUND, *OF_MODEL} or "." in key:
+            continue
         words = key.replace("_", " ")
         yield Curves(
             title=words.capitalize(),
@@ -97,6 +90,26 @@ def measure_blocks(groups: Sequence[Group]) -> Iterator[Block]:
             lines=off_if_many([line for one in groups if (line := curve(one, key)).x]),
             y_label=words,
         )
+
+
+def schedule_blocks(groups: Sequence[Group]) -> Iterator[Curves]:
+    """Curves of scheduled settings by round, for those that changed."""
+    for key in _recorded(groups):
+        changed = any(len(set(run.curve(key)[1])) > 1 for one in groups for run in one.runs)
+        if (key == "lr" or "." in key) and changed:
+            what = "local.lr" if key == "lr" else key
+            yield Curves(
+                title=f"Schedule of {what}",
+                caption=f"What {what} was in each round.",
+                lines=[line for one in groups if (line := curve(one, key)).x],
+                y_label=what,
+            )
+
+
+def _recorded(groups: Sequence[Group]) -> list[str]:
+    """The names of all numbers in records."""
+    rows = (row for one in groups for run in one.runs for row in run.rounds)
+    return list(dict.fromkeys(key for row in rows for key in row if is_number(row[key])))
 
 
 def _annotated(one: Group, metric: str, percent: bool) -> Line:

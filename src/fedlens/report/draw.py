@@ -6,6 +6,7 @@ The SVG inside a page uses the page's colours: `var(--run-0)`, `var(--grid)`, ..
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,24 +15,29 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from fedlens.report.blocks import (
+    FORMATS,
     Bars,
+    Contours,
     Curves,
+    Drawn,
+    Heat,
     Intervals,
     Line,
+    Marks,
     Samples,
     Series,
     Strip,
+    Tiles,
     Values,
 )
-from fedlens.report.draw_grids import contours, heat
-from fedlens.report.draw_intervals import intervals
-from fedlens.report.fonts import find_letters
-from fedlens.report.grids import Contours, Heat, Tiles
 from fedlens.report.look import (
     BOTTOM,
     COLOURS,
@@ -42,37 +48,48 @@ from fedlens.report.look import (
     LETTERS,
     LINE,
     MARKERS,
+    PAPER,
     RIGHT,
+    SHADE,
     SOFT,
     TITLE,
     TOP,
     WIDTH,
+    Array,
     any_script,
     colour_of,
+    find_letters,
     floats,
     keep_inside,
-    large_ticks,
     legend,
-    line_mark,
     name_ends,
-    percent_tick,
+    number_ticks,
     print_look,
     sheet,
     short,
     shortened,
-    strokes,
     write,
 )
-from fedlens.report.mosaic import mosaic
 from fedlens.report.numbers import format_label, format_number
-from fedlens.report.pictures import FEW, FORMATS, Drawn, places
 from fedlens.report.tables import columns_of
-from fedlens.report.tiles import tiles
 from fedlens.runs.records import is_number
 from fedlens.storage.files import write_atomically
 
+FEW = 6  # up to this many lines, their last values fit in the margin
 FEW_POINTS = 12  # up to this many points of a line, each has a marker
 BESIDE = 22  # names up to this many characters fit beside their bars
+TALL, NAMED, APART = 0.2, 0.2, 0.12  # inches: height of an interval, of a row's name, gap of rows
+MOST_CELLS = 1000  # in a row of a heat map: more cannot be seen
+MOST_NAMES = 40  # up to this many rows or columns are labelled with their names
+LONGEST_NAME = 24  # characters
+NUMBERED = 130  # up to this many cells have room for their numbers
+BAR = 1.0  # inches: length of a colour bar
+KINDS = (  # colours: the first is for the normal kind; all fit both white paper and a dark page
+    *("#8db9dd", "#c3c9d1", "#e39b2d", "#8a94a1", "#a9805a"),
+    *("#d0506b", "#8e3fa8", "#5a4fc4", "#2b8f6b", "#3a3f47"),
+)
+MOSAIC_NAMES = 1.1  # inches for the names of rows of images
+GAP = 2  # pixels between images
 
 
 def save(block: Drawn, folder: Path, formats: Sequence[str] = FORMATS) -> str:
@@ -105,81 +122,75 @@ def _figure(block: Drawn) -> Figure:
         case Bars():
             return _bars(block)
         case Heat():
-            return heat(block)
+            return _heat(block)
         case Tiles():
-            return tiles(block)
+            return _tiles(block)
         case Contours():
-            return contours(block)
+            return _contours(block)
         case Intervals():
-            return intervals(block)
+            return _intervals(block)
         case Strip():
             return _strip(block)
         case Samples():
-            return mosaic(block)
+            return _samples(block)
 
 
 def _curves(block: Curves) -> Figure:
-    place = places(block.lines)
+    names = [one for one in block.names() if not one.off]
     block = replace(block, lines=[line for line in block.lines if not line.off])
-    place = {line.name: place[line.name] for line in block.lines}
-    notes = {line.name: line.note for line in block.lines if line.note}
-    room = 52 - max((len(note) + 2 for note in notes.values()), default=0)
-    labels = dict(zip(place, shortened(list(place), room), strict=True))
-    labels |= {name: f"{labels[name]}: {note}" for name, note in notes.items()}
-    meant = block.styles if len(block.styles) > 1 else {}
-    keys = [(meant[one], Line2D([], [], color=SOFT, linestyle=DASHES[one])) for one in meant]
-    keys += [
-        (f"{name}: {format_number(height, block.percent)}", _level())
-        for name, height in block.levels
+    room = 52 - max((len(one.note) + 2 for one in names if one.note), default=0)
+    short_names = shortened([one.name for one in names], room)
+    labels = [
+        f"{name}: {one.note}" if one.note else name
+        for one, name in zip(names, short_names, strict=True)
     ]
-    figure, axes = sheet(block.title, HEIGHT, BOTTOM + LINE * (len(labels) + len(keys)) + 0.1)
+    marks = [Line2D([], [], **_strokes(one.place, one.style)) for one in names]
+    for style, meaning in block.meanings():
+        labels.append(meaning)
+        thin: dict[str, Any] = {"linewidth": 1.1} if style == "level" else {}
+        marks.append(Line2D([], [], color=SOFT, linestyle=DASHES[style], **thin))
+    figure, axes = sheet(block.title, HEIGHT, BOTTOM + LINE * len(labels) + 0.1)
+    place = {one.name: one.place for one in names}
     ends = []
-    banded = len(place) <= block.most_bands
     for line in block.lines:
-        _line(axes, line, place[line.name], banded)
+        _line(axes, line, place[line.name], block.banded)
         ys = [y for y in line.y if is_number(y)]
         if ys and line.style == "solid":
             ends.append((ys[-1], format_label(ys[-1], block.percent), colour_of(place[line.name])))
     for _, height in block.levels:
-        axes.add_line(_level()).set_data((0, 1), (height, height))
-        axes.lines[-1].set_transform(axes.get_yaxis_transform())
-        axes.update_datalim([(0, height)], updatex=False)
+        axes.axhline(height, color=SOFT, linewidth=1.1, linestyle=DASHES["level"])
     _scale(axes, block)
     if len(ends) <= FEW:
         name_ends(axes, ends)
     keep_inside(axes)
-    styles = {
-        line.name: line.style for line in sorted(block.lines, key=lambda one: one.style == "solid")
-    }
-    marks = [line_mark(i, styles[name]) for name, i in place.items()]
-    legend(figure, [*labels.values(), *(name for name, _ in keys)], [*marks, *(m for _, m in keys)])
+    legend(figure, labels, marks)
     return figure
 
 
-def _level() -> Line2D:
-    return Line2D([], [], color=SOFT, linewidth=1.1, linestyle=DASHES["dotted"])
-
-
 def _line(axes: Axes, line: Line, place: int, banded: bool) -> None:
-    solid, colour = line.style == "solid", colour_of(place)
     ys = floats(line.y)
     if banded and line.low is not None and line.high is not None:
         low, high = floats(line.low), floats(line.high)
-        axes.fill_between(line.x, low, high, color=colour, alpha=0.18, linewidth=0)
-    axes.plot(
-        line.x,
-        ys,
-        color=colour,
-        linestyle=DASHES[line.style],
-        marker=MARKERS[place % len(MARKERS)] if solid or len(ys) == 1 else "",
-        markersize=4,
-        # Few points: all have markers. Many: some have, shifted so that lines' markers differ.
-        markevery=1 if len(ys) <= FEW_POINTS else (min(2 * place, len(ys) - 1), len(ys) // 6),
-        **strokes(line.style),
-    )
+        axes.fill_between(line.x, low, high, color=colour_of(place), alpha=0.18, linewidth=0)
+    # Few points: all have markers. Many: some have, shifted so that lines' markers differ.
+    every = 1 if len(ys) <= FEW_POINTS else (min(2 * place, len(ys) - 1), len(ys) // 6)
+    axes.plot(line.x, ys, markevery=every, **_strokes(place, line.style, alone=len(ys) == 1))
     if line.ring is not None:
         look: dict[str, Any] = {"markersize": 9, "markerfacecolor": "none", "markeredgewidth": 1.5}
-        axes.plot(*[[at] for at in line.ring], color=colour, marker="o", **look)
+        axes.plot(*[[at] for at in line.ring], color=colour_of(place), marker="o", **look)
+
+
+def _strokes(place: int, style: str, alone: bool = False) -> dict[str, Any]:
+    """How a line looks, in a figure and in its legend. A point `alone` has a marker."""
+    solid = style == "solid"
+    return {
+        "color": colour_of(place),
+        "linestyle": DASHES[style],
+        "linewidth": 1.9 if solid else 1.1,
+        "alpha": 1.0 if solid else 0.75,
+        "marker": MARKERS[place % len(MARKERS)] if solid or alone else "",
+        "markersize": 4,
+    }
 
 
 def _scale(axes: Axes, block: Curves) -> None:
@@ -198,16 +209,14 @@ def _scale(axes: Axes, block: Curves) -> None:
         axes.set_xlim(first - room, last + room)
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=whole, steps=[1, 2, 5, 10]))
     if block.percent:
-        axes.yaxis.set_major_formatter(FuncFormatter(percent_tick))
         _keep_to_shares(axes, block)
     if block.log_y and _can_be_logarithmic([line.y for line in block.lines]):
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(numticks=6))
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-    large_ticks(axes.xaxis)
-    if not block.percent:
-        large_ticks(axes.yaxis)
+    number_ticks(axes.xaxis)
+    number_ticks(axes.yaxis, block.percent)
 
 
 def _keep_to_shares(axes: Axes, block: Curves) -> None:
@@ -242,7 +251,7 @@ def _bars(block: Bars) -> Figure:
     axes.set_ylim(step * len(block.groups), -0.04)
     heights = [y for series in block.series for y in series.heights if is_number(y)]
     room = 1.45 if any(series.errors for series in block.series) else 1.0  # for "19.3% ± 10.0%"
-    large = not block.percent and large_ticks(axes.xaxis)
+    large = number_ticks(axes.xaxis, block.percent)
     most = max(2, int((WIDTH - left - RIGHT) / room / 0.8)) if large else 6
     steps = MaxNLocator(most, steps=[1, 2, 5, 10])
     ticks = steps.tick_values(min(ends), max(ends) or 1)
@@ -254,13 +263,10 @@ def _bars(block: Bars) -> Figure:
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.grid(False)
-    if block.percent:
-        axes.xaxis.set_major_formatter(FuncFormatter(percent_tick))
     keep_inside(axes)
     if len(block.series) > 1:
-        look: dict[str, Any] = {"marker": "s", "linestyle": "", "markersize": 7}
         marks = [
-            Line2D([], [], color=colour_of(i), markerfacecolor=_face(series, colour_of(i)), **look)
+            _square(colour_of(i), _face(series, colour_of(i)))
             for i, series in enumerate(block.series)
         ]
         legend(figure, [series.name for series in block.series], marks)
@@ -289,6 +295,12 @@ def _face(series: Series, colour: str) -> str:
     return "none" if series.hollow else colour
 
 
+def _square(colour: str, face: str | None = None) -> Line2D:
+    """A mark of a legend."""
+    look: dict[str, Any] = {"marker": "s", "linestyle": "", "markersize": 7}
+    return Line2D([], [], color=colour, markerfacecolor=face or colour, **look)
+
+
 def _strip(block: Strip) -> Figure:
     figure, axes = sheet(block.title, 0.52 * len(block.groups), BOTTOM, left=0.16, right=0.2)
     for g, (name, values) in enumerate(block.groups):
@@ -306,11 +318,262 @@ def _strip(block: Strip) -> Figure:
     axes.spines["left"].set_visible(False)
     axes.grid(True, axis="x")
     axes.set_xlabel(block.x_label)
-    if block.percent:
-        axes.xaxis.set_major_formatter(FuncFormatter(percent_tick))
-    else:
-        large_ticks(axes.xaxis)
+    number_ticks(axes.xaxis, block.percent)
     keep_inside(axes)
+    return figure
+
+
+def _intervals(block: Intervals) -> Figure:
+    step = NAMED + TALL * len(block.series) + APART
+    key = LINE * len(block.series) + 0.1 if len(block.series) > 1 else 0.0
+    told = [block.format(one, i) for one in block.series for i in range(len(block.rows))]
+    right = LETTERS * max(map(len, told), default=1) + 0.2
+    figure, axes = sheet(block.title, step * max(len(block.rows), 1), 0.5 + key, 0.16, right)
+    axes.grid(False)  # lines would cross the names
+    for r, row in enumerate(shortened(block.rows, 54)):
+        if r:
+            axes.axhline(r * step - APART / 2, color=GRID, linewidth=0.6)
+        look: dict[str, Any] = {"xycoords": ("axes fraction", "data")}
+        write(axes, 0, r * step + NAMED / 2, row, **look)
+        if block.zero:
+            ends = [r * step + NAMED, (r + 1) * step - APART]
+            axes.plot([0, 0], ends, color=SOFT, linewidth=1.2)
+        for s, one in enumerate(block.series):
+            at = r * step + NAMED + TALL * (s + 0.5)
+            _mark(axes, block, one, r, r if block.dots else s, at)
+            write(axes, 1, at, block.format(one, r), right=8, **look)
+    axes.set_ylim(step * max(len(block.rows), 1) - APART / 2, -0.06)
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    axes.margins(x=0.06)
+    most = max(2, int((WIDTH - right) / 0.6))
+    axes.xaxis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
+    axes.set_xlabel(block.x_label)
+    if block.percent:
+        _within_bounds(axes, block)
+    number_ticks(axes.xaxis, block.percent, most=min(most, 4))
+    keep_inside(axes)
+    if len(block.series) > 1:
+        marks = [_dot(s) for s in range(len(block.series))]
+        legend(figure, [one.name for one in block.series], marks)
+    return figure
+
+
+def _mark(axes: Axes, block: Intervals, one: Marks, row: int, place: int, at: float) -> None:
+    value, low, high = (side[row] for side in (one.values, one.low, one.high))
+    if not is_number(value):
+        return
+    colour = SOFT if row in block.faint else colour_of(place)
+    if is_number(low) and is_number(high):
+        look: dict[str, Any] = {"linewidth": 2.2, "alpha": 0.55, "solid_capstyle": "butt"}
+        axes.plot([low, high], [at, at], color=colour, **look)
+    dot = _dot(place, colour)
+    dot.set_data([value], [at])
+    axes.add_line(dot)
+
+
+def _dot(place: int, colour: str = "") -> Line2D:
+    look: dict[str, Any] = {"marker": MARKERS[place % len(MARKERS)], "linestyle": ""}
+    return Line2D([], [], color=colour or colour_of(place), markersize=6, **look)
+
+
+def _within_bounds(axes: Axes, block: Intervals) -> None:
+    """Limit an axis of shares to 0% to 100%, plus a small margin."""
+    ends = [x for one in block.series for side in (one.low, one.high, one.values) for x in side]
+    sound = [x for x in ends if is_number(x)]
+    low, high = axes.get_xlim()
+    if sound and min(sound) >= 0 and max(sound) <= 1:
+        axes.set_xlim(max(low, -0.02), min(high, 1.02))
+
+
+def _heat(block: Heat) -> Figure:
+    values = np.array([floats(row) for row in block.values], dtype=float)
+    values = values.reshape(len(block.row_names), len(block.column_names))
+    if values.shape[1] > MOST_CELLS:
+        edges = np.linspace(0, values.shape[1], MOST_CELLS + 1).astype(np.int64)
+        values = np.add.reduceat(values, edges[:-1], axis=1) / np.diff(edges)  # means of neighbours
+    num_rows, num_columns = values.shape
+    rows, columns = (
+        shortened(names, LONGEST_NAME) for names in (block.row_names, block.column_names)
+    )
+    shown_rows, shown_columns = len(rows) <= MOST_NAMES, len(columns) <= MOST_NAMES
+    longest_row, longest = (
+        min(max(map(columns_of, names), default=1), LONGEST_NAME)
+        for names in (block.row_names, block.column_names)
+    )
+    left = (LETTERS * longest_row if shown_rows else 0.25) + 0.38
+    width = WIDTH - left - 0.16
+    upright = shown_columns and longest * LETTERS > width / max(num_columns, 1)
+    named = 0.062 * longest if upright else 0.15  # inches; these letters are small
+    below = named + (0.78 if block.column_label else 0.56)
+    figure, axes = sheet(block.title, min(max(0.2 * num_rows, 1.2), 4.5), below, left, 0.16)
+    sound = values[np.isfinite(values)]
+    low = 0.0 if block.shares or not sound.size else float(sound.min())
+    high = float(sound.max()) if sound.size else 1.0
+    depth = _depth(block, np.clip((values - low) / ((high - low) or 1.0), 0, 1))
+    ends = -0.5, len(columns) - 0.5, num_rows - 0.5, -0.5  # counts columns before thinning
+    axes.imshow(_shades(depth), aspect="auto", interpolation="nearest", extent=ends)
+    for axis, names, shown, turned in (
+        (axes.yaxis, rows, shown_rows, 0),
+        (axes.xaxis, columns, shown_columns, 90 if upright else 0),
+    ):
+        if shown:
+            axis.set_ticks(range(len(names)), names, rotation=turned)
+        else:
+            axis.set_major_locator(MaxNLocator(8, integer=True))
+    _frame(axes, block)
+    if num_rows * num_columns <= NUMBERED and width / max(num_columns, 1) > 0.26:
+        for (i, j), value in np.ndenumerate(values):
+            if math.isfinite(value):
+                share = f"{100 * value:.{block.digits}f}"
+                text = share if block.percent else format_label(float(value))
+                on = PAPER if depth[i, j] > 0.6 else INK
+                axes.text(j, i, text, ha="center", va="center", fontsize=6.5, color=on)
+    for i, j in block.best:
+        frame: dict[str, Any] = {"fill": False, "edgecolor": COLOURS[1], "linewidth": 2}
+        axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, clip_on=False, zorder=3, **frame))
+    if sound.size:
+        _colour_bar(figure, block, low, high)
+    return figure
+
+
+def _frame(axes: Axes, block: Heat | Tiles) -> None:
+    axes.set_ylabel(block.row_label)
+    axes.set_xlabel(block.column_label)
+    axes.grid(False)
+    axes.tick_params(length=0, labelsize=8)
+    axes.spines[:].set_visible(True)
+    axes.spines[:].set_color(GRID)
+
+
+def _depth(block: Heat, share: Array) -> Array:  # [...] in 0..1, of the way from least to most
+    """The opacity of the colour: small shares are stretched; else the least stays visible."""
+    depth: Array = np.sqrt(share) if block.shares else 0.06 + 0.94 * share
+    return depth
+
+
+def _shades(depth: Array) -> Array:  # [...] in 0..1 -> [..., 4]
+    """One colour at different opacities, so that it fits both white paper and a dark page."""
+    rgba = np.broadcast_to(to_rgba(SHADE), (*np.shape(depth), 4)).copy()
+    rgba[..., 3] = np.nan_to_num(depth, nan=0.0)
+    return rgba
+
+
+def _colour_bar(figure: Figure, block: Heat, low: float, high: float) -> None:
+    """Draw the colour bar at the lower right, with the least and the greatest value."""
+    tall = figure.get_figheight()
+    least, most = (format_label(value, block.percent) for value in (low, high))
+    right, y = WIDTH - 0.16 - LETTERS * len(most) - 0.05, 0.14
+    place = ((right - BAR) / WIDTH, (y - 0.05) / tall, BAR / WIDTH, 0.1 / tall)
+    bar = figure.add_axes(place)
+    bar.imshow(_shades(_depth(block, np.linspace(0, 1, 64)[None])), aspect="auto")
+    bar.set_axis_off()
+    look: dict[str, Any] = {"va": "center", "color": SOFT, "fontsize": 8}
+    of = f"{block.value_label}  " if block.value_label else ""
+    figure.text((right - BAR - 0.05) / WIDTH, y / tall, f"{of}{least}", ha="right", **look)
+    figure.text((right + 0.05) / WIDTH, y / tall, most, ha="left", **look)
+
+
+def _contours(block: Contours) -> Figure:
+    figure, axes = sheet(block.title, HEIGHT, BOTTOM, left=0.72, right=0.2)
+    z = np.array([floats(row) for row in block.z], dtype=float)
+    sound = z[np.isfinite(z)]
+    if block.log_x:
+        axes.set_xscale("log")
+    if block.log_y:
+        axes.set_yscale("log")
+    measured = np.isfinite(z)
+    # Points that are all in one row or column have no contours.
+    spans = min(measured.any(0).sum(), measured.any(1).sum()) >= 2
+    if spans and sound.min() < sound.max():
+        # Quantiles as levels: each band has as many points, and is narrow where many are alike.
+        levels = np.unique(np.quantile(sound, np.linspace(0, 1, 9)))
+        depth = np.linspace(0.06, 1, len(levels) - 1)[:: -1 if block.lowest else 1]
+        masked = np.ma.masked_invalid(z)
+        axes.contourf(block.x, block.y, masked, levels=levels, colors=_shades(depth))
+        axes.contour(block.x, block.y, masked, levels=levels[1:-1], colors=SOFT, linewidths=0.6)
+    xs, ys = np.meshgrid(block.x, block.y)
+    axes.update_datalim(np.column_stack([xs.ravel(), ys.ravel()]))
+    look: dict[str, Any] = {"zorder": 3, "clip_on": False}
+    axes.scatter(xs[measured], ys[measured], s=5, linewidths=0, color=SOFT, **look)
+    if len(sound) <= NUMBERED and max(z.shape) <= 10:
+        ends = {min(block.x): "left", max(block.x): "right"}
+        halo = [withStroke(linewidth=2, foreground=PAPER)]  # readable on any shade
+        for x, y, value in zip(xs[measured], ys[measured], sound, strict=True):
+            # Without the unit, which the best has: neighbours would touch.
+            words = f"{100 * value:.1f}" if block.percent else format_label(float(value))
+            above = -7 if y == max(block.y) else 7  # a page cuts off text above the axes
+            axes.annotate(words, (x, y), (0, above), textcoords="offset points", va="center",
+                          ha=ends.get(x, "center"), fontsize=7, color=INK, path_effects=halo,
+                          **look)  # fmt: skip
+    if block.best is not None:
+        x, y, best = block.best
+        star: dict[str, Any] = {"color": COLOURS[1], "markeredgecolor": INK, "zorder": 4}
+        axes.plot([x], [y], marker="*", markersize=13, clip_on=False, **star)
+        label = f"best {format_label(best, block.percent)}"
+        figure.text(1 - 0.2 / WIDTH, 0.2 / figure.get_figheight(), label, ha="right",
+                    fontsize=8.5, color=INK, va="center")  # fmt: skip
+    axes.set_xlabel(block.x_label)
+    axes.set_ylabel(block.y_label)
+    axes.grid(False)
+    if block.x_names:
+        axes.set_xticks(block.x, block.x_names)
+    for axis, logarithmic in ((axes.xaxis, block.log_x), (axes.yaxis, block.log_y)):
+        if logarithmic:
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_formatter(NullFormatter())
+        if axis is axes.yaxis or not block.x_names:
+            number_ticks(axis)
+    keep_inside(axes)
+    return figure
+
+
+def _tiles(block: Tiles) -> Figure:
+    counts = block.counts()
+    colours = {kind: KINDS[place % len(KINDS)] for place, kind in enumerate(block.kinds)}
+    image = np.zeros((max(len(block.row_names), 1), max(len(block.column_names), 1), 4))
+    for i, row in enumerate(block.values):
+        for j, kind in enumerate(row):
+            if kind is not None:
+                image[i, j] = to_rgba(colours[kind])
+    longest = max(map(columns_of, block.row_names), default=1)
+    left = LETTERS * min(longest, 12) + 0.42
+    height = min(max(0.09 * len(block.row_names), 1.2), 4.5)
+    below = 0.5 + LINE * len(counts) + 0.1
+    figure, axes = sheet(block.title, height, below, left=left, right=0.16)
+    axes.imshow(image, aspect="auto", interpolation="nearest")
+    for axis, names in ((axes.yaxis, block.row_names), (axes.xaxis, block.column_names)):
+        axis.set_major_locator(MaxNLocator(8, integer=True))
+        named = {float(at): short(name, 12) for at, name in enumerate(names)}
+        axis.set_major_formatter(FuncFormatter(lambda at, _, named=named: named.get(at, "")))
+    _frame(axes, block)
+    marks = [_square(colours[kind]) for kind in counts]
+    legend(figure, [f"{kind}: {count:,}" for kind, count in counts.items()], marks)
+    return figure
+
+
+def _samples(block: Samples) -> Figure:
+    """The rows as one figure. Small images are enlarged without smoothing."""
+    tall, wide = (
+        max((image.shape[axis] for _, images in block.rows for image in images), default=1)
+        for axis in (0, 1)
+    )
+    count = max((len(images) for _, images in block.rows), default=1)
+    canvas = np.zeros((len(block.rows) * (tall + GAP), count * (wide + GAP), 4), np.uint8)
+    for row, (_, images) in enumerate(block.rows):
+        for column, image in enumerate(images):
+            y, x = row * (tall + GAP), column * (wide + GAP)
+            colours = image if image.ndim == 3 else image[..., None]
+            canvas[y : y + image.shape[0], x : x + image.shape[1], :3] = colours
+            canvas[y : y + image.shape[0], x : x + image.shape[1], 3] = 255
+    height = (WIDTH - MOSAIC_NAMES - 0.1) * canvas.shape[0] / canvas.shape[1]
+    figure, axes = sheet(block.title, height, 0.1, left=MOSAIC_NAMES, right=0.1)
+    axes.imshow(canvas, interpolation="nearest", aspect="auto")
+    axes.set_xticks([])
+    places = [row * (tall + GAP) + tall / 2 for row in range(len(block.rows))]
+    axes.set_yticks(places, [short(name, 16) for name, _ in block.rows])
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
     return figure
 
 

@@ -1,18 +1,19 @@
-"""Groups of repeats: runs that differ in nothing but their seeds, and their joint results."""
+"""Groups of repeats: runs that differ in nothing but their seeds, their data, and joint results."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from fedlens.evaluation import measures
-from fedlens.report.blocks import Line, Style
+from fedlens.report.blocks import Heat, Line, Style
 from fedlens.report.numbers import NONE, format_number
-from fedlens.runs.records import PART_NAMES, Run, is_number, primary_part, settings
+from fedlens.runs.records import PART_NAMES, Run, is_number, primary_part, settings, told_apart
 
 SEEDS = ("seed", "clients.seed")
 
@@ -48,19 +49,19 @@ def group(runs: Sequence[Run]) -> list[Group]:
     """
     together: dict[str, list[Run]] = {}
     for run in runs:
-        together.setdefault(json.dumps(_without_seeds(run), default=str), []).append(run)
+        together.setdefault(json.dumps(without_seeds(run), default=str), []).append(run)
     groups: dict[str, list[Run]] = {}
     for key, members in together.items():
         if len({seed_of(run) for run in members}) == len(members):
             groups[key] = members
         else:
             groups |= {f"{key} {i}": [run] for i, run in enumerate(members)}
-    names = names_by_difference([_without_seeds(members[0]) for members in groups.values()])
+    names = names_by_difference([without_seeds(members[0]) for members in groups.values()])
     return [
         Group(
             members[0].name if len(members) == 1 else name,
             tuple(members),
-            _without_seeds(members[0]),
+            without_seeds(members[0]),
         )
         for name, members in zip(names, groups.values(), strict=True)
     ]
@@ -164,7 +165,7 @@ def best_round(one: Group, metric: str) -> tuple[float, float] | None:
     return None if best is None else (best[1], best[0])
 
 
-def _without_seeds(run: Run) -> dict[str, Any]:
+def without_seeds(run: Run) -> dict[str, Any]:
     return {key: value for key, value in settings(run.experiment).items() if key not in SEEDS}
 
 
@@ -204,3 +205,125 @@ def _data_of(one: Group) -> str:
     """An identifier of the images that a group was evaluated on."""
     digest = one.runs[0].manifest.get("test_data")
     return digest if isinstance(digest, str) else written(one.settings.get("dataset"))
+
+
+MOST = 5  # data sets that a sentence names at most
+
+
+def data_names(runs: Sequence[Run]) -> list[str]:
+    """The name of each run's data set: its name and path, and the options that differ."""
+    sets = [_name_and_path(run) for run in runs]
+    paths = list(dict.fromkeys(path for _, path in sets if path))
+    short = dict(zip(paths, told_apart([Path(path) for path in paths]), strict=True))
+    alike: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for run, one in zip(runs, sets, strict=True):
+        flat = settings(run.experiment)
+        own = {key: value for key, value in flat.items() if key.startswith("dataset.")}
+        alike.setdefault(one, []).append(own)
+    differ = {one: differing(many) for one, many in alike.items()}
+    options = {one: iter(many) for one, many in alike.items()}
+    names = []
+    for name, path in sets:
+        own = next(options[name, path])
+        words = [f"{k.removeprefix('dataset.')} {written(own.get(k))}" for k in differ[name, path]]
+        names.append(" ".join([name, *([short[path]] if path else []), *words]))
+    return names
+
+
+def different_data(runs: Sequence[Run]) -> str:
+    """A warning if runs are on different data, since accuracies do not compare then; else empty."""
+    sets, prints = {_name_and_path(run) for run in runs}, {run.manifest.get("data") for run in runs}
+    moved = len(prints) == 1 and None not in prints  # the same images at several paths
+    if len(sets) < 2 or moved:
+        return ""
+    names = list(dict.fromkeys(data_names(runs)))
+    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
+    named = ", ".join(names[:MOST]) + more
+    return f"They are on different data ({named}): their accuracies do not say which is better"
+
+
+def _name_and_path(run: Run) -> tuple[str, str]:
+    flat = settings(run.experiment)
+    path = flat.get("dataset.path")
+    return written(flat.get("dataset", run.name)), path if isinstance(path, str) else ""
+
+
+def grid_block(groups: Sequence[Group], part: str) -> Iterator[Heat]:
+    """The matrix, if exactly two settings differ and more than half of its cells have a number.
+
+    Accuracies are those of finished runs.
+    """
+    keys = _keys([one.settings for one in groups])
+    if len(keys) != 2:
+        return
+    # The setting with more values has the columns, since there is more room across.
+    down, across = sorted(keys, key=lambda key: len(_values(groups, key)))
+    rows, columns = _values(groups, down), _values(groups, across)
+    ends: dict[tuple[str, str], list[float]] = {}
+    for one in groups:
+        place = written(one.settings.get(down)), written(one.settings.get(across))
+        final = [run.final(f"{part}_accuracy") for run in one.runs if run.status == "finished"]
+        ends.setdefault(place, []).extend(filter(is_number, final))
+    found = {place: fmean(values) for place, values in ends.items() if values}
+    if len(rows) < 2 or 2 * len(found) <= len(rows) * len(columns):
+        return
+    runs = [run for one in groups for run in one.runs]
+    told = different_data(runs)
+    best = [] if told else [place for place in found if found[place] == max(found.values())]
+    yield Heat(
+        title=f"Final {PART_NAMES[part]} accuracy by {_short(down)} and {_short(across)}",
+        name="accuracy_by_settings",
+        caption=" ".join(_words(ends, len(runs), part, told)),
+        values=[[found.get((row, column), math.nan) for column in columns] for row in rows],
+        row_names=rows,
+        column_names=columns,
+        row_label=down,
+        column_label=across,
+        value_label=f"final {PART_NAMES[part]} accuracy",
+        percent=True,
+        digits=1,
+        best=frozenset((rows.index(row), columns.index(column)) for row, column in best),
+    )
+
+
+def _words(
+    ends: Mapping[tuple[str, str], Sequence[float]], num_runs: int, part: str, told: str
+) -> Iterator[str]:
+    """The sentences of the caption."""
+    counts = {len(values) for values in ends.values() if values}
+    over = ""
+    if max(counts) > 1:
+        number = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
+        over = f", the mean over {number} runs"
+    yield f"Accuracy on the {PART_NAMES[part]} examples at the end of each run, in percent{over}."
+    yield f"{told}." if told else "The best is framed."
+    missing = num_runs - sum(map(len, ends.values()))
+    if missing:
+        yield f"{missing} of {num_runs} runs did not finish, or were not evaluated: without them."
+
+
+def _keys(many: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The settings that differ, without options that are determined by a name that differs."""
+    found = differing(many)
+    return [k for k in found if not any(_goes_with(k, name, many) for name in found)]
+
+
+def _goes_with(key: str, name: str, many: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether `key` is an option of `name` and has one value for each value of `name`."""
+    if not key.startswith(f"{name}."):
+        return False
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    for flat in many:
+        by_name.setdefault(written(flat.get(name)), []).append(flat)
+    return not any(key in differing(alike) for alike in by_name.values())
+
+
+def _values(groups: Sequence[Group], key: str) -> list[str]:
+    """The values of a setting as text: numbers sorted, others in the given order."""
+    values = {written(value): value for one in groups for value in [one.settings.get(key)]}
+    numbers = {name: float(value) for name, value in values.items() if is_number(value)}
+    return sorted(numbers, key=numbers.__getitem__) if len(numbers) == len(values) else [*values]
+
+
+def _short(key: str) -> str:
+    return key.split(".")[-1]

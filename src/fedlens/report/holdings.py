@@ -1,4 +1,4 @@
-"""Blocks about clients and classes: the data of each client, and accuracy for each of them."""
+"""Blocks about clients and classes: data, accuracy, and which clients reported or failed."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from fedlens.config.names import BY_CLIENT
+from fedlens.config.names import BY_CLIENT, OUTCOMES, REPORTED
 from fedlens.data.emd import emd, emd_per_client
 from fedlens.evaluation.intervals import wilson
 from fedlens.report.blocks import (
     Block,
     Curves,
+    Heat,
     Intervals,
     Line,
     Marks,
     Strip,
     Table,
+    Tiles,
 )
-from fedlens.report.datasets import data_names
-from fedlens.report.grids import Heat
-from fedlens.report.groups import Group, written
+from fedlens.report.groups import Group, data_names, written
 from fedlens.report.numbers import format_number
 from fedlens.report.tables import BY_THEMSELVES, client_header, client_rows, worth
-from fedlens.runs.records import Run, number, settings
+from fedlens.runs.records import PART_NAMES, Run, is_number, number, settings
 
 Array = np.ndarray[Any, Any]
 
@@ -34,7 +34,26 @@ FEW = MANY // 3  # up to this many clients or classes have a row or a line each
 EMD = "0: clients have classes in the same shares; 2: no class in common"
 UNLIKE = 0.5  # from this EMD on, many clients are ordered by their main class
 FEW_MARKS = 8  # values that a client's row of intervals has at most
-MOST_PICTURES = 4  # of partitions, or of confusion matrices, on one page
+MOST_PICTURES = 4  # of partitions, of confusion matrices, or of outcomes, on one page
+MOST_CLIENTS, MOST_ROUNDS = 200, 1000  # of outcomes: more cannot be distinguished in a picture
+
+MEANINGS = {
+    REPORTED: "its update was taken",
+    "surplus": "enough others reported before it, or too few for the round to count",
+    "late": "it missed the deadline",
+    "unavailable": "it was not there",
+    "absent": "it never began",
+    "dropped": "it stopped on its way",
+    "nan": "it sent NaNs",
+    "infinite": "it sent infinite numbers",
+    "huge": "it sent an update of absurd length",
+    "malformed": "it sent wrong shapes",
+    "raised": "its program failed",
+    "refused": "the site refused to train",
+    "stale": "what it sent was for an earlier order",
+    "foreign": "what it sent was of another experiment",
+}
+"""What became of a client that was asked, by its name in records."""
 
 
 def partition_blocks(groups: Sequence[Group]) -> Iterator[Block]:
@@ -131,7 +150,8 @@ def by_main_class(counts: Array) -> Array:  # [K, L] -> [K]
 
 def class_blocks(groups: Sequence[Group]) -> Iterator[Block]:
     """Recall by class and confusion matrices, for runs that recorded a confusion matrix."""
-    shown = [(one, total) for one in groups if (total := _confusion(one)) is not None]
+    known = [(one, told) for one in groups if (told := _confusion(one)) is not None]
+    shown = [(one, total) for one, (total, _) in known]
     named = [_classes(one.runs[0], len(total)) for one, total in shown]
     if not shown or any(classes != named[0] for classes in named):
         return
@@ -141,7 +161,7 @@ def class_blocks(groups: Sequence[Group]) -> Iterator[Block]:
         "Which share of a class's examples the final model recognises; behind the name, how many "
         "examples these are."
     )
-    sizes = _class_sizes(shown[0][0])
+    _, sizes = known[0][1]
     sized = [f"{name} ({n:,})" for name, n in zip(classes, sizes, strict=True)]
     if len(shown) == 1 and len(classes) <= FEW:
         yield Intervals(
@@ -163,14 +183,16 @@ def class_blocks(groups: Sequence[Group]) -> Iterator[Block]:
             value_label="recall",
             percent=True,
         )
-    for one, total in shown if len(shown) <= MOST_PICTURES else shown[:1]:
+    many = len(shown) > MOST_PICTURES
+    first = f" Of {len(shown)} experiments, the first." if many else ""
+    for one, total in shown[:1] if many else shown:
         of = f": {one.name}" if len(shown) > 1 else ""
         outside = total[:, -1].any()  # predictions of outputs that belong to no class
         counts = total if outside else total[:, :-1]
         yield Heat(
             title=f"Confusion{of}",
             caption="What the final model takes the examples of each class for, in percent of the "
-            f"class; the diagonal is right.{_first_of(shown)}",
+            f"class; the diagonal is right.{first}",
             values=(counts / np.maximum(counts.sum(1, keepdims=True), 1)).tolist(),
             row_names=classes,
             column_names=[*classes, "none of them"] if outside else classes,
@@ -179,10 +201,6 @@ def class_blocks(groups: Sequence[Group]) -> Iterator[Block]:
             percent=True,
             shares=True,
         )
-
-
-def _first_of(shown: Sequence[object]) -> str:
-    return f" Of {len(shown)} experiments, the first." if len(shown) > MOST_PICTURES else ""
 
 
 def reliability_blocks(groups: Sequence[Group]) -> Iterator[Block]:
@@ -346,25 +364,15 @@ def client_names(run: Run) -> list[str] | None:
     return [str(name) for name in named] if isinstance(named, list) else None
 
 
-def _confusions(one: Group) -> list[Array]:  # [L, L + 1] each
+def _confusion(one: Group) -> tuple[Array, Array] | None:  # [L, L + 1], [L]
+    """The confusion over repeats, and the test examples of a class: of one run if all have them."""
     found = [matrix(run.evaluation.get("confusion")) for run in one.runs]
-    return [m for m in found if m is not None and m.shape[1] == len(m) + 1]
-
-
-def _class_sizes(one: Group) -> Array:  # [L]
-    """The number of test examples of each class: of one run if repeats have the same, else all."""
-    sizes = [confusion.sum(1) for confusion in _confusions(one)]
-    alike = all(np.array_equal(sizes[0], others) for others in sizes)
-    total: Array = sizes[0] if alike else np.sum(sizes, axis=0)
-    return total
-
-
-def _confusion(one: Group) -> Array | None:  # [L, L + 1]
-    sound = _confusions(one)
-    if not sound or len({one.shape for one in sound}) > 1:
+    sound = [m for m in found if m is not None and m.shape[1] == len(m) + 1]
+    if not sound or len({m.shape for m in sound}) > 1:
         return None
-    total: Array = np.sum(sound, axis=0)
-    return total
+    sizes = [m.sum(1) for m in sound]
+    alike = all(np.array_equal(sizes[0], others) for others in sizes)
+    return np.sum(sound, axis=0), sizes[0] if alike else np.sum(sizes, axis=0)
 
 
 def _recall(confusion: Array) -> list[float | None]:
@@ -390,3 +398,87 @@ def matrix(value: Any) -> Array | None:
     if not all(type(cell) is int and 0 <= cell < 2**31 for row in value for cell in row):
         return None
     return np.array(value, dtype=np.int64)
+
+
+def outcome_blocks(groups: Sequence[Group], part: str) -> Iterator[Block]:
+    """For runs with failures: outcomes by client and round, and accuracy by virtual time."""
+    failing = [one for one in groups if any("failed" in row for row in _rounds(one.runs[0]))]
+    for one in failing[:MOST_PICTURES]:
+        of = f": {one.name}" if len(failing) > 1 else ""
+        yield _outcome_tiles(one.runs[0], f"Who reported{of}")
+    lines = []
+    for one in failing:
+        rounds = one.runs[0].rounds
+        both = [[number(row.get(key)) for key in ("clock", f"{part}_accuracy")] for row in rounds]
+        points = [(time, value) for time, value in both if time is not None and value is not None]
+        if points:
+            lines.append(Line(one.name, [x for x, _ in points], [y for _, y in points]))
+    if lines:
+        yield Curves(
+            title="Accuracy by virtual time",
+            caption=f"{PART_NAMES[part].capitalize()} accuracy against the time of the virtual "
+            "clock, on which clients compute and send as their devices do; of repeats, the first "
+            "run.",
+            lines=lines,
+            x_label="virtual seconds",
+            y_label=f"{PART_NAMES[part]} accuracy",
+            percent=True,
+        )
+
+
+def _rounds(run: Run) -> list[dict[str, Any]]:
+    """The records of a run, and that of the round where it stopped since too few reported."""
+    stopped = run.summary.get("stopped_round")
+    if not isinstance(stopped, dict) or not isinstance(stopped.get("round"), int):
+        return run.rounds
+    return [*run.rounds, stopped]
+
+
+def _outcome_tiles(run: Run, title: str) -> Tiles:
+    everything, names = _rounds(run), client_names(run) or []
+    rounds = _thinned(everything, MOST_ROUNDS)
+    columns = [_outcomes(row) for row in rounds]
+    everyone = sorted({client for column in columns for client in column})
+    clients = _thinned(everyone, MOST_CLIENTS)
+    named = [name for name in OUTCOMES if any(name in column.values() for column in columns)]
+    legend = "; ".join(f"{name}: {MEANINGS[name]}" for name in named)
+    some = [
+        f"{len(shown)} of {total} {what} are shown"
+        for shown, total, what in (
+            (clients, len(everyone), "clients"),
+            (rounds, len(everything), "rounds"),
+        )
+        if len(shown) < total
+    ]
+    caption = "What became of each client that was asked, round by round. " + legend + "."
+    return Tiles(
+        title=title,
+        caption=caption + (f" {', '.join(some).capitalize()}." if some else ""),
+        kinds=OUTCOMES,
+        values=[[column.get(client) for column in columns] for client in clients],
+        row_names=[names[client] if client < len(names) else str(client) for client in clients],
+        column_names=[str(row["round"]) for row in rounds],
+        row_label="client",
+        column_label="round",
+    )
+
+
+def _outcomes(row: dict[str, Any]) -> dict[int, str]:
+    """The outcome of each client in a record; one that failed and then reported has reported."""
+    found: dict[int, str] = {}
+    failed = row.get("failed")
+    for name, clients in failed.items() if isinstance(failed, dict) else ():
+        if name in OUTCOMES and isinstance(clients, list):
+            found |= {int(client): name for client in clients if is_number(client)}
+    taken = row.get("clients")
+    for client in taken if isinstance(taken, list) else ():
+        if is_number(client):
+            found[int(client)] = REPORTED
+    return found
+
+
+def _thinned(values: Sequence[Any], most: int) -> list[Any]:
+    """At most `most` of the values, evenly spaced."""
+    if len(values) <= most:
+        return list(values)
+    return [values[len(values) * i // most] for i in range(most)]

@@ -1,4 +1,4 @@
-"""The common style of all figures: sizes, colours, fonts."""
+"""The common style of all figures: sizes, colours, fonts; and texts that fit into them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import logging
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,10 @@ from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis, XAxis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, fontManager, get_font
 from matplotlib.lines import Line2D
-from matplotlib.text import Annotation
+from matplotlib.text import Annotation, Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from fedlens.report.numbers import LONG, format_tick
@@ -39,8 +40,10 @@ COLOURS = (  # the first four differ under every common colour blindness; marker
 )
 MARKERS = "osD^vPX"  # 7 markers and 9 colours: line 10 has the first colour with another marker
 DASHES: dict[str, Any] = {"solid": "-", "dotted": (0, (1.2, 1.6)), "dashed": (0, (4.5, 2.2))}
+DASHES["level"] = DASHES["dotted"]
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 4.2, 0.6, 0.58, 0.42, 0.52  # inches
+NO_LETTERS = "Last Resort"  # matplotlib's fallback font, which draws a box for every character
 TITLE = "title"  # the id of the title's group in an SVG
 LONGEST_TITLE = 46  # characters
 HEIGHT, LETTERS, LINE = 2.15, 0.072, 0.18  # inches: axes' height, a letter's width, a legend line
@@ -82,29 +85,19 @@ LOOK = {
 def sheet(
     title: str, height: float, below: float, left: float = LEFT, right: float = RIGHT
 ) -> tuple[Figure, Axes]:
-    """A figure with one panel of this height, in inches."""
+    """A figure with a title and one panel of this height, in inches.
+
+    `draw.for_page` removes the title, since a page has it as text.
+    """
     tall = TOP + height + below
     figure = Figure(figsize=(WIDTH, tall))
     FigureCanvasAgg(figure)
     axes = figure.add_axes(
         (left / WIDTH, below / tall, (WIDTH - left - right) / WIDTH, height / tall)
     )
-    headed(figure, title)
-    return figure, axes
-
-
-def headed(figure: Figure, title: str) -> None:
-    """Write the title of a figure. `for_page` removes it, since a page has the title as text."""
     look: dict[str, Any] = {"fontsize": 10, "weight": "bold", "va": "center", "gid": TITLE}
-    figure.text(0.12 / WIDTH, 1 - 0.2 / figure.get_figheight(), short(title, LONGEST_TITLE), **look)
-
-
-def shades(depth: Array) -> Array:  # [...] in 0..1 -> [..., 4]
-    """One colour at different opacities, so that it fits both white paper and a dark page."""
-    strength = np.nan_to_num(depth, nan=0.0)[..., None]
-    colour = np.broadcast_to(to_rgb(SHADE), (*np.shape(depth), 3))
-    rgba: Array = np.concatenate([colour, strength], axis=-1)
-    return rgba
+    figure.text(0.12 / WIDTH, 1 - 0.2 / tall, short(title, LONGEST_TITLE), **look)
+    return figure, axes
 
 
 def name_ends(axes: Axes, lasts: Sequence[tuple[float, str, str]]) -> None:
@@ -127,20 +120,6 @@ def name_ends(axes: Axes, lasts: Sequence[tuple[float, str, str]]) -> None:
         write(axes, 1, y, text, right=5, xycoords="axes fraction", color=colour, weight="bold")
 
 
-def line_mark(place: int, style: str) -> Line2D:
-    """A sample of a line, for a legend."""
-    marker = MARKERS[place % len(MARKERS)] if style == "solid" else ""
-    look: dict[str, Any] = {"linestyle": DASHES[style], "marker": marker, "markersize": 4}
-    return Line2D([], [], color=colour_of(place), **strokes(style), **look)
-
-
-def strokes(style: str) -> dict[str, Any]:
-    """The width and opacity of a line, in a figure and in its legend."""
-    return (
-        {"linewidth": 1.9, "alpha": 1.0} if style == "solid" else {"linewidth": 1.1, "alpha": 0.75}
-    )
-
-
 def legend(figure: Figure, labels: Sequence[str], marks: Sequence[Line2D]) -> None:
     """Draw the legend below a figure: names, each with its line or marker."""
     # The names are set afterwards: matplotlib's legend leaves out labels that start with "_".
@@ -155,17 +134,15 @@ def write(axes: Axes, x: float, y: float, text: str, right: float = 0, **look: A
     axes.annotate(text, (x, y), xytext=(right, 0), textcoords="offset points", **look)
 
 
-def percent_tick(value: float, _: Any) -> str:
-    return f"{100 * value:.4g}%"
+def number_ticks(axis: Axis, percent: bool = False, most: int = 4) -> bool:
+    """Write percentages beside an axis, or large numbers as pages do; return whether these.
 
-
-def large_ticks(axis: Axis, most: int = 4) -> bool:
-    """Format the tick labels of an axis with large numbers as pages do; return whether it did.
-
-    matplotlib would write 1.05, and 1e6 at the end of the axis. An x axis gets at most `most` steps
-    so that its labels do not overlap.
+    matplotlib would write 1.05, and 1e6 at the end of the axis. An x axis with large numbers gets
+    at most `most` steps so that its labels do not overlap.
     """
-    if max(map(abs, axis.get_view_interval())) < LONG:
+    if percent:
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}%"))
+    if percent or max(map(abs, axis.get_view_interval())) < LONG:
         return False
     match axis.get_major_locator() if isinstance(axis, XAxis) else None:
         case LogLocator() as ticks:
@@ -236,6 +213,50 @@ def shortened(names: Sequence[str], room: int) -> list[str]:
 def floats(values: Iterable[Any]) -> list[float]:
     """The values as floats to draw; whatever is not a number becomes NaN, which is a gap."""
     return [float(y) if is_number(y) else math.nan for y in values]
+
+
+def find_letters(figure: Figure) -> None:
+    """Add fallback fonts to texts whose own font lacks some of their characters.
+
+    A character that no font has is drawn as a box. Fonts are searched only if one is missing.
+    """
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        words = text.get_text()
+        if words.isascii():
+            continue
+        letters = frozenset(words) - frozenset("\n")
+        missing = letters - _had(findfont(text.get_fontproperties()), letters)
+        if missing and (others := _families(missing)):
+            text.set_fontfamily([*text.get_fontfamily(), *others])
+
+
+@cache
+def _families(letters: frozenset[str]) -> list[str]:
+    """Font families that together cover these letters as far as possible, the best first."""
+    files = {
+        font.name: font.fname
+        for font in sorted(fontManager.ttflist, key=lambda font: (font.name, font.fname))
+        if not font.name.startswith(NO_LETTERS)
+    }
+    left, found = letters, list[str]()
+    while left:
+        have = {name: _had(file, left) for name, file in files.items()}
+        best = max(have, key=lambda name: len(have[name]), default="")
+        if not best or not have[best]:
+            break
+        found.append(best)
+        left -= have[best]
+    return found
+
+
+@cache
+def _had(file: str, letters: frozenset[str]) -> frozenset[str]:
+    """The subset of the letters that the font has."""
+    with suppress(OSError, RuntimeError):  # deleted since matplotlib listed it, or damaged
+        font = get_font(file)
+        return frozenset(letter for letter in letters if font.get_char_index(ord(letter)))
+    return frozenset()
 
 
 @contextmanager

@@ -10,9 +10,8 @@
     (r) => `M${-r / 2.5},${-r}h${r / 1.25}v${r / 1.7}h${r / 1.7}v${r / 1.25}h${-r / 1.7}v${r / 1.7}h${-r / 1.25}v${-r / 1.7}h${-r / 1.7}v${-r / 1.25}h${r / 1.7}z`,
     (r) => `M${-r},${-r}L${r},${r}M${r},${-r}L${-r},${r}`,
   ];
-  const DASHES = { solid: "", dashed: "6 3", dotted: "1.5 3" };
-  const WIDTHS = { solid: 2.2, dashed: 1.4, dotted: 1.4 };
-  const LEVEL = "2 3";
+  const DASHES = { solid: "", dashed: "6 3", dotted: "1.5 3", level: "2 3" };
+  const WIDTHS = { solid: 2.2, dashed: 1.4, dotted: 1.4, level: 1.2 };
   const SIDE_BY_SIDE = 3; // names that fit into a line below a chart
   const LETTER = 7.2; // pixels that a letter beside an axis takes at most, about
   const MOST_READ = 12; // values in the box at the pointer
@@ -95,7 +94,7 @@
     constructor(figure) {
       this.figure = figure;
       this.data = JSON.parse(figure.querySelector("script").textContent);
-      const off = this.data.lines.filter((line) => line.off).map((line) => line.name);
+      const off = this.data.names.filter((one) => one.off).map((one) => one.name);
       this.state = states.get(figure.id) || { hidden: new Set(off), view: null };
       states.set(figure.id, this.state);
       this.hover = null;
@@ -112,10 +111,9 @@
       this.tip = host.querySelector(".tip");
       this.reset = host.querySelector(".reset");
       this.legend = host.querySelector(".legend");
-      this.names = [...new Set(this.data.lines.map((line) => line.name))];
       this.chosen = null; // the name under the pointer, or with the focus: its line stands out
       figure.classList.add("alive");
-      figure.classList.toggle("crowded", this.names.length > SIDE_BY_SIDE);
+      figure.classList.toggle("crowded", this.data.names.length > SIDE_BY_SIDE);
       this.makeLegend();
       this.listen();
       this.draw();
@@ -129,11 +127,8 @@
     }
 
     makeLegend() {
-      const { lines, percent } = this.data;
-      this.entries = this.names.map((name) => {
-        const mine = lines.filter((line) => line.name === name);
-        const line = mine.find((one) => one.style === "solid") || mine[0]; // what is seen first
-        const note = mine.map((one) => one.note).find(Boolean);
+      this.entries = this.data.names.map((line) => {
+        const { name, note } = line;
         const entry = document.createElement("button");
         entry.type = "button";
         entry.innerHTML =
@@ -149,11 +144,10 @@
         this.legend.append(entry);
         return { name, line, entry };
       });
-      const styles = Object.entries(this.data.styles);
-      const key = (stroke, dash, meaning) =>
-        `<span><svg viewBox="0 0 28 12" aria-hidden="true"><path d="M1,6H27" style="stroke:var(--soft);stroke-width:${stroke};stroke-dasharray:${dash}"/></svg>${escaped(meaning)}</span>`;
-      const keys = styles.length > 1 ? styles.map(([style, meaning]) => key(WIDTHS[style], DASHES[style], meaning)) : [];
-      keys.push(...this.data.levels.map(([name, y]) => key(1.2, LEVEL, `${name}: ${written(y, percent)}`)));
+      const keys = this.data.keys.map(
+        ([style, meaning]) =>
+          `<span><svg viewBox="0 0 28 12" aria-hidden="true"><path d="M1,6H27" style="stroke:var(--soft);stroke-width:${WIDTHS[style]};stroke-dasharray:${DASHES[style]}"/></svg>${escaped(meaning)}</span>`,
+      );
       if (keys.length) {
         const shown = document.createElement("p");
         shown.className = "styles";
@@ -251,7 +245,7 @@
     }
 
     banded(line) {
-      return this.names.length <= this.data.most_bands || line.name === this.chosen;
+      return this.data.names.length <= this.data.most_bands || line.name === this.chosen;
     }
 
     range(lines) {
@@ -330,7 +324,7 @@
       parts.push(`<g clip-path="url(#${id})">`);
       for (const [, level] of data.levels) {
         parts.push(
-          `<path class="level" d="M${box.left},${y.at(level)}H${box.right}" style="stroke-dasharray:${LEVEL}"/>`,
+          `<path class="level" d="M${box.left},${y.at(level)}H${box.right}" style="stroke-dasharray:${DASHES.level}"/>`,
         );
       }
       this.standsOut = this.state.hidden.has(this.chosen) ? null : this.chosen;

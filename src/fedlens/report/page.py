@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.report.artists import Artists, Drawing, save_all
-from fedlens.report.blocks import Block, Curves, Facts, Table, Text
+from fedlens.report.blocks import FORMATS, Block, Curves, Facts, Table, Text, is_drawn, places
 from fedlens.report.numbers import LARGE, Cell, format_number
-from fedlens.report.pictures import FORMATS, is_drawn, places
 from fedlens.runs.records import is_number
 from fedlens.storage.files import write_atomically
 
@@ -131,7 +130,10 @@ def html(
 
 def _arranged(figures: Sequence[Shown], leads: bool) -> list[Shown]:
     """Arrange figures in pairs. The first of the page, crowded and unpaired ones are wide."""
-    wide = [(leads and i == 0) or _is_crowded(one.block) for i, one in enumerate(figures)]
+    wide = [
+        (leads and i == 0) or (isinstance(one.block, Curves) and len(one.block.names()) > CROWDED)
+        for i, one in enumerate(figures)
+    ]
     waits = None  # index of a figure that still needs a partner
     for i in range(len(figures)):
         if waits is None or wide[i]:
@@ -143,10 +145,6 @@ def _arranged(figures: Sequence[Shown], leads: bool) -> list[Shown]:
     if waits is not None:
         wide[waits] = True
     return [replace(one, wide=is_wide) for one, is_wide in zip(figures, wide, strict=True)]
-
-
-def _is_crowded(block: Block) -> bool:
-    return isinstance(block, Curves) and len({line.name for line in block.lines}) > CROWDED
 
 
 def _contents(blocks: Sequence[Block]) -> list[tuple[str, str]]:
@@ -229,7 +227,9 @@ def _shown(block: Block, svg: str, live: bool) -> Shown:
     address = f"data:text/csv;base64,{base64.b64encode(data).decode()}"
     if len(data) > MOST_BYTES and not live:  # a live page has no files next to it
         address = f"figures/{block.slug}.csv"
-    block = _told_of_bands(thin)
+    block = thin
+    if isinstance(block, Curves) and any(line.low for line in block.lines) and not block.banded:
+        block = replace(block, caption=f"{block.caption} Point at a name to see its band.")
     shown = Shown(block, block.slug, block.alt or block.words(), address, svg)
     if isinstance(block, Curves):
         return replace(shown, chart=_chart(block))
@@ -237,17 +237,6 @@ def _shown(block: Block, svg: str, live: bool) -> Shown:
         cells = [[format_number(cell) for cell in row] for row in block.rows]
         return replace(shown, cells=cells, classes=_classes(block, cells))
     return shown
-
-
-def _told_of_bands(block: Block) -> Block:
-    """The block; if it has too many bands to draw all, its caption says how to see one."""
-    if not isinstance(block, Curves):
-        return block
-    if len({line.name for line in block.lines}) <= block.most_bands:
-        return block
-    if not any(line.low for line in block.lines):
-        return block
-    return replace(block, caption=f"{block.caption} Point at a name to see its band.")
 
 
 def _classes(block: Table, cells: Sequence[Sequence[str]]) -> list[str]:
@@ -264,46 +253,34 @@ def _classes(block: Table, cells: Sequence[Sequence[str]]) -> list[str]:
 def _chart(block: Curves) -> str:
     """What page.js needs to draw curves, as JSON that is safe inside HTML."""
     place = places(block.lines)
-    lines = []
-    for line in block.lines:
-        lines.append(
-            {
-                "name": line.name,
-                "place": place[line.name],
-                "x": list(line.x),
-                "y": _plain(line.y),
-                "low": _plain(line.low),
-                "high": _plain(line.high),
-                "style": line.style,
-                "note": line.note,
-                "ring": line.ring,
-                "off": line.off,
-            }
-        )
-    chart = {
-        "title": block.title,
+    lines = [
+        {key: getattr(line, key) for key in ("name", "style", "ring")}
+        | {key: _plain(getattr(line, key)) for key in ("y", "low", "high")}
+        | {"place": place[line.name], "x": list(line.x)}
+        for line in block.lines
+    ]
+    plain = ("title", "x_label", "percent", "log_x", "log_y", "most_bands")
+    chart = {key: getattr(block, key) for key in plain}
+    chart |= {
         "lines": lines,
-        "x_label": block.x_label,
-        "percent": block.percent,
-        "log_x": block.log_x,
-        "log_y": block.log_y,
+        "names": [vars(name) for name in block.names()],
         "styles": dict(block.styles),
         "levels": list(block.levels),
-        "most_bands": block.most_bands,
+        "keys": block.meanings(),
     }
     text = json.dumps(chart, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("&", "\\u0026")
 
 
 def _plain(values: Sequence[float | None] | None) -> list[float | None] | None:
-    if values is None:
-        return None
-    return [_rounded(y) if is_number(y) else None for y in values]
-
-
-def _rounded(y: float) -> float:
     # 6 digits are all one sees of accuracies and losses; the page writes large numbers in full.
-    return float(f"{y:.{6 if abs(y) < LARGE else 12}g}")
+    return (
+        None
+        if values is None
+        else [
+            float(f"{y:.{6 if abs(y) < LARGE else 12}g}") if is_number(y) else None for y in values
+        ]
+    )
 
 
 def _files_of(page: Path) -> set[str]:

@@ -1,27 +1,40 @@
-"""Pairs runs of different variants on the same task by seed, and tests which is better."""
+"""Pairs runs of variants on the same task by seed, and tests which is better (Student's t-test)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from fedlens.report.groups import (
-    SEEDS,
     Group,
     differing,
     names_by_difference,
     seed_of,
+    without_seeds,
     written,
 )
 from fedlens.report.numbers import NONE
-from fedlens.report.student import Estimate, estimate, holm
-from fedlens.runs.records import PART_NAMES, Run, settings
+from fedlens.runs.records import PART_NAMES, Run
 
 SURE = 0.05  # a difference with a p-value below this is significant
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its confidence interval, and the p-value of the hypothesis that it is 0."""
+
+    n: int
+    mean: float
+    std: float | None  # of the sample; this and the three fields below are None if n is 1
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None  # two-sided; None also if all values are equal
 
 
 @dataclass(frozen=True)
@@ -105,7 +118,7 @@ def tasks(
     differ in all other settings except seeds. With neither `by` nor `names`, variants differ in
     their algorithm, or, if no task has two of them, in any setting.
     """
-    flat = [_settings(run) for run in runs]
+    flat = [without_seeds(run) for run in runs]
     if names is not None:
         return _arranged(runs, flat, names, _differ_within(flat, names))
     differ = differing(flat)
@@ -180,11 +193,17 @@ def _values(run: Run, metric: str) -> list[float]:
 
 def pairs(all_tasks: Sequence[Task], score: Score) -> list[Pair]:
     """All pairs of variants of every task; p-values are corrected for their number (Holm)."""
-    found = [
-        _pair(task.name, one, other, score)
-        for task in all_tasks
-        for one, other in combinations(task.variants, 2)
-    ]
+    found = []
+    for task in all_tasks:
+        for one, other in combinations(task.variants, 2):
+            scored = [
+                (str(seed_of(a)[0] or 0), left - right)
+                for a, b in by_seed(one, other)
+                if (left := score(a)) is not None and (right := score(b)) is not None
+            ]
+            seeds = tuple(seed for seed, _ in scored)
+            difference = estimate([each for _, each in scored]) if scored else None
+            found.append(Pair(task.name, one.name, other.name, seeds, difference, score.words))
     corrected = holm([pair.difference.p if pair.difference else None for pair in found])
     return [replace(pair, p=p) for pair, p in zip(found, corrected, strict=True)]
 
@@ -246,17 +265,6 @@ def unequal_rounds(all_tasks: Sequence[Task]) -> str:
     return f"Runs differ in rounds, and each is compared at its own end: {'; '.join(found)}."
 
 
-def _pair(task: str, one: Group, other: Group, score: Score) -> Pair:
-    differences, seeds = [], []
-    for a, b in by_seed(one, other):
-        left, right = score(a), score(b)
-        if left is not None and right is not None:
-            differences.append(left - right)
-            seeds.append(str(seed_of(a)[0] or 0))
-    difference = estimate(differences) if differences else None
-    return Pair(task, one.name, other.name, tuple(seeds), difference, score.words)
-
-
 def _arranged(
     runs: Sequence[Run],
     flat: Sequence[dict[str, Any]],
@@ -275,7 +283,7 @@ def _arranged(
                 raise ValueError(
                     f"{twice.folder} was run twice with seed {seed_of(twice)[0]}: name it once"
                 )
-        groups = (Group(v, tuple(m), _settings(m[0])) for v, m in by_variant.items())
+        groups = (Group(v, tuple(m), without_seeds(m[0])) for v, m in by_variant.items())
         found.append(Task(task, tuple(groups)))
     return found
 
@@ -298,5 +306,68 @@ def _under(keys: Sequence[str], tops: Sequence[str]) -> list[str]:
     return [key for key in keys if any(key == top or key.startswith(f"{top}.") for top in tops)]
 
 
-def _settings(run: Run) -> dict[str, Any]:
-    return {key: value for key, value in settings(run.experiment).items() if key not in SEEDS}
+def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
+    """Estimate the mean of `values`, assuming draws from a normal distribution."""
+    n, mean = len(values), fmean(values)
+    if n == 1:
+        return Estimate(1, mean, None)
+    std = stdev(values)
+    half = quantile(confidence, n - 1) * std / math.sqrt(n)
+    p = p_value(mean / (std / math.sqrt(n)), n - 1) if std else None
+    return Estimate(n, mean, std, mean - half, mean + half, p)
+
+
+def p_value(t: float, dof: float) -> float:
+    """The probability of |T| >= |t| under Student's distribution."""
+    return incomplete_beta(dof / 2, 0.5, dof / (dof + t * t))
+
+
+@cache  # called for every round of a curve
+def quantile(confidence: float, dof: float) -> float:
+    """The t such that a share `confidence` of Student's distribution lies within ± t."""
+    low, high = 0.0, 1.0
+    while 1 - p_value(high, dof) < confidence:
+        high *= 2
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if 1 - p_value(middle, dof) < confidence else (low, middle)
+    return (low + high) / 2
+
+
+def incomplete_beta(a: float, b: float, x: float) -> float:
+    """The regularised incomplete beta function I_x(a, b)."""
+    if not 0 < x < 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):  # here the continued fraction would converge slowly
+        return 1 - incomplete_beta(b, a, 1 - x)
+    logarithm = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    front = math.exp(logarithm + a * math.log(x) + b * math.log1p(-x)) / a
+    return front / _fraction(a, b, x)
+
+
+def _fraction(a: float, b: float, x: float) -> float:
+    """The continued fraction 1 + d1 / (1 + d2 / (1 + ...)) of I_x(a, b), by Lentz's method."""
+    value, c, d = 1.0, 1.0, 0.0
+    for k in range(1, 1000):
+        m = k // 2
+        if k % 2:
+            term = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        else:
+            term = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        d = 1 / (1 + term * d)
+        c = 1 + term / c
+        value *= c * d
+        if abs(c * d - 1) < 1e-15:
+            break
+    return value
+
+
+def holm(ps: Sequence[float | None]) -> list[float | None]:
+    """p-values corrected for multiple comparisons (Holm 1979); None stays None."""
+    order = sorted((p, i) for i, p in enumerate(ps) if p is not None)
+    corrected: list[float | None] = [None] * len(ps)
+    highest = 0.0
+    for rank, (p, i) in enumerate(order):
+        highest = max(highest, min(1.0, p * (len(order) - rank)))
+        corrected[i] = highest
+    return corrected

@@ -13,13 +13,15 @@ from statistics import fmean, stdev
 from fedlens.report.artists import Artists, Drawing
 from fedlens.report.blocks import Block, Curves, Facts, Intervals, Marks, Table, Text
 from fedlens.report.cautions import FAR, cautions
-from fedlens.report.curves import cost_blocks, curve_blocks, measure_blocks
-from fedlens.report.datasets import data_names, different_data
+from fedlens.report.curves import cost_blocks, curve_blocks, measure_blocks, schedule_blocks
 from fedlens.report.groups import (
     MANY,
     Group,
     best_first,
+    data_names,
+    different_data,
     differing,
+    grid_block,
     group,
     mean_and_std,
     written,
@@ -29,14 +31,12 @@ from fedlens.report.holdings import (
     class_blocks,
     client_blocks,
     final_interval,
+    outcome_blocks,
     partition_blocks,
     reliability_blocks,
 )
 from fedlens.report.numbers import NONE, format_number
-from fedlens.report.outcomes import outcome_blocks
 from fedlens.report.page import render_page
-from fedlens.report.schedules import schedule_blocks
-from fedlens.report.settings_grid import grid_block
 from fedlens.report.tables import decimal, rows
 from fedlens.runs.records import (
     PART_NAMES,
@@ -126,7 +126,10 @@ def headline(runs: Sequence[Run]) -> str:
         (_, first), others = shown[0], shown[1:]
         reached = mean_and_std(first.finals(metric), percent=True)
         over = f" (mean of {count} seeds)" if (count := len(first.finals(metric))) > 1 else ""
-        between = _between(runs[0], part) if len(runs) == 1 else ""
+        between, ends = "", final_interval(runs[0], part)
+        if len(runs) == 1 and ends is not None:
+            low, high = (format_number(end, True) for end in ends)
+            between = f" (95% interval {low} to {high})"
         words = [
             f"{first.name} reached {reached} {PART_NAMES[part]} accuracy{over}{between} "
             f"{_end(first)}"
@@ -174,14 +177,6 @@ def caution_block(runs: Sequence[Run]) -> Iterator[Table]:
             rows=rows,
             folded=len(rows) > MANY,
         )
-
-
-def _between(run: Run, part: str) -> str:
-    ends = final_interval(run, part)
-    if ends is None:
-        return ""
-    low, high = (format_number(end, True) for end in ends)
-    return f" (95% interval {low} to {high})"
 
 
 def _ends(groups: Sequence[Group], part: str) -> Iterator[Intervals]:
@@ -256,14 +251,10 @@ def _unevaluated(runs: Sequence[Run], part: str) -> str:
 
 
 def _results_of_groups(groups: Sequence[Group], part: str) -> Table:
+    loss = recorded_as([run for one in groups for run in one.runs], part, "loss")
     measures = {
         "final accuracy": (f"{part}_accuracy", True),
-        "final loss": (
-            recorded_as([run for one in groups for run in one.runs], part, "loss"),
-            False,
-        ),
-    }
-    measures |= {
+        "final loss": (loss, False),
         "macro F1": (f"{part}_f1", False),
         "relative accuracy": ("relative_accuracy", True),
     }

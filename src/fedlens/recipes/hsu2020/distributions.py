@@ -25,8 +25,7 @@ from fedlens.recipes.hsu2020.setting import (
 )
 from fedlens.recipes.page import beside, mean_of
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
-from fedlens.report.blocks import Block, Curves, Line, Table
-from fedlens.report.grids import Heat
+from fedlens.report.blocks import Block, Curves, Heat, Line, Table
 from fedlens.report.numbers import NONE
 from fedlens.setup import partition
 from fedlens.setup.data import split_examples

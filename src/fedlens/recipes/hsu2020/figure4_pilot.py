@@ -18,8 +18,7 @@ from fedlens.recipes.hsu2020.cifar import alphas, centralised, datasets, experim
 from fedlens.recipes.hsu2020.figure8 import momenta, rates
 from fedlens.recipes.hsu2020.setting import BASES
 from fedlens.recipes.recipe import Recipe, Results, Scale
-from fedlens.report.blocks import Block, Table, Text
-from fedlens.report.grids import Heat
+from fedlens.report.blocks import Block, Heat, Table, Text
 
 GOAL = 10  # clients a round
 SEED = 0  # of the split, so that all runs have the same validation images

@@ -16,8 +16,7 @@ from fedlens.recipes.hsu2020.cifar import (
 )
 from fedlens.recipes.page import at_the_end
 from fedlens.recipes.recipe import Recipe, Results, Scale
-from fedlens.report.blocks import Block, Table, Text
-from fedlens.report.grids import Contours
+from fedlens.report.blocks import Block, Contours, Table, Text
 from fedlens.report.numbers import NONE
 
 
