@@ -10,7 +10,9 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
+import click
 import pytest
 import typer
 from safetensors.torch import load_file, save_file
@@ -109,7 +111,8 @@ def test_every_command_is_tried_here():
 
 
 def commands(group: str) -> list[str]:
-    return list(typer.main.get_command(app_of(group)).commands[group].commands)
+    with_group = cast(click.Group, typer.main.get_command(app_of(group)))
+    return list(cast(click.Group, with_group.commands[group]).commands)
 
 
 @pytest.mark.parametrize("verb", [*OPENED_BY, *READ_BY])

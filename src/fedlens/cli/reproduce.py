@@ -212,12 +212,12 @@ def _print_one(done: Reproduced) -> None:
     from fedlens.report.tables import table
 
     tables = [block for block in done.blocks if isinstance(block, Table)]
-    for block in [one for one in tables if one.published] or tables[:1]:
-        say(f"{block.title}\n")
-        rows = [[format_number(cell) for cell in row] for row in block.rows]
-        say(table(block.header, rows) + "\n")
-        if block.caption:  # it says what was left out
-            say(textwrap.fill(block.caption, 80) + "\n")
+    for found in [one for one in tables if one.published] or tables[:1]:
+        say(f"{found.title}\n")
+        rows = [[format_number(cell) for cell in row] for row in found.rows]
+        say(table(found.header, rows) + "\n")
+        if found.caption:  # it says what was left out
+            say(textwrap.fill(found.caption, 80) + "\n")
     for block in done.blocks:  # the remarks below the numbers say what these are worth
         if isinstance(block, Text) and block.title == OPENING:
             say("\n".join(textwrap.fill(words, 80) for words in block.paragraphs) + "\n")
