@@ -179,14 +179,13 @@ def test_a_pipe_in_place_of_an_experiment_is_not_waited_for(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit address space")
 def test_a_machine_without_memory_for_pytorch_is_one_line(tmp_path):
-    (tmp_path / "a.toml").write_text(
-        'dataset = "fashion-mnist-mini"\nmodel = "linear"\nrounds = 1\n'
-    )
+    described = 'dataset = "fashion-mnist-mini"\nmodel = "linear"\nrounds = 1\n'
+    (tmp_path / "a.toml").write_text(described)
     command = "import resource as r; r.setrlimit(r.RLIMIT_AS, (400_000_000,) * 2)\n"
     command += "import sys; sys.argv = ['fedlens', 'run', 'a.toml']\n"
     command += "from fedlens.__main__ import command; command()"
     line = [sys.executable, "-c", command]
-    ended = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    ended = subprocess.run(line, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert ended.returncode == 1
     assert "fedlens: there is not enough memory" in ended.stderr
     assert "mistake in Fedlens" not in ended.stderr

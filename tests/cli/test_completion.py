@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from fedlens.cli import completion
-from fedlens.cli.main import app
+from fedlens.cli.main import app_of
 from fedlens.config.names import ALGORITHMS, MODELS, RECIPES
 from tests.cli.test_imports import imported_by
 
@@ -39,7 +39,7 @@ def answer(asked: dict[str, str], shell: str) -> list[str]:
         kind = get_completion_class(shell)
         assert kind is not None
         return (
-            kind(typer.main.get_command(app), {}, "fedlens", "_FEDLENS_COMPLETE")
+            kind(typer.main.get_command(app_of()), {}, "fedlens", "_FEDLENS_COMPLETE")
             .complete()
             .splitlines()
         )

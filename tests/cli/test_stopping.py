@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from fedlens.cli import main as cli
 from fedlens.cli.stopping import heed_signals
 from fedlens.storage.files import write_atomically
 from tests.command_line import EXPERIMENT
@@ -49,7 +48,7 @@ def test_ctrl_c_in_a_command_is_one_line(fedlens, monkeypatch):
     def stop() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(cli.VERBS, "doctor", stop)
+    monkeypatch.setattr("fedlens.cli.doctor.doctor_command", stop)
     assert fedlens("doctor") == (130, "", "fedlens: stopped\n")
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from fedlens.cli.main import VERBS
 from fedlens.runs.folder import Records
 from tests.children import forked, status_of
 
@@ -211,7 +210,7 @@ def test_what_happens_again_is_said_again(fedlens, monkeypatch):
         for _ in range(2):
             logging.getLogger("fedlens.engines").warning("a worker was lost")
 
-    monkeypatch.setitem(VERBS, "doctor", told)
+    monkeypatch.setattr("fedlens.cli.doctor.doctor_command", told)
     assert fedlens("doctor").err == "fedlens: a worker was lost\n" * 2
 
 

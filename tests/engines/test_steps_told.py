@@ -21,7 +21,7 @@ def told_within(num_clients: int, batch_size: int) -> list[Any]:
         local=fl.LocalTraining(batch_size=batch_size),
     )
     within: list[Any] = []
-    fl.run(experiment, watch=Watching(lambda _: None, within.append))
+    fl.run(experiment, watch=Watching(within.append))
     return within
 
 

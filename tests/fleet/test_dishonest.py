@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fedlens.cli.main import app
+from fedlens.cli.main import app_of
 from fedlens.config.sections import LocalTraining, Server
 from fedlens.data.augment import Augment
 from fedlens.fleet.approvals import MOST_OFFERS, Approvals
@@ -51,7 +51,7 @@ def evil(tmp_path, monkeypatch) -> Iterator[Path]:
 def approve(server: Dishonest, *words: str) -> tuple[int, str, str]:
     """The exit status, the output and the error of `fedlens fleet approve`."""
     words = ("fleet", "approve", str(server.site.home), *words)
-    result = CliRunner().invoke(app, list(words), input="y\n")
+    result = CliRunner().invoke(app_of(), list(words), input="y\n")
     return result.exit_code, result.output, str(result.exception or "")
 
 

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedlens.cli import fleet
-from fedlens.cli.main import app
+from fedlens.cli.main import app_of
 from fedlens.config.experiment import Experiment
 from fedlens.fleet import CA, SERVER, SERVER_KEY, keys
 from fedlens.fleet.flower import Tail, end, free_port, start_supernode
@@ -99,17 +99,17 @@ def test_what_the_policy_does_not_allow_is_not_approved(tmp_path):
     site.answer("sizes", {"experiment": terms.hash, "terms": terms.text, "client": 0}, {})
     words = ["fleet", "approve", str(site.home), terms.hash[:6], "--yes"]
     (site.home / FILE).write_text('algorithms = ["fedprox"]\n')
-    error = CliRunner().invoke(app, words).exception
+    error = CliRunner().invoke(app_of(), words).exception
     assert isinstance(error, ValueError)
     assert "is not approved: its policy does not allow fedavg: see algorithms in its" in str(error)
     assert site.approvals.offers() == [terms]
     (site.home / FILE).write_text('algorithms = ["fedavg"]\n')
-    assert CliRunner().invoke(app, words).exit_code == 0
+    assert CliRunner().invoke(app_of(), words).exit_code == 0
     assert not site.approvals.offers()
 
 
 def test_the_folder_of_no_site_has_nothing_to_approve(tmp_path):
-    error = CliRunner().invoke(app, ["fleet", "approve", str(tmp_path / "nowhere")]).exception
+    error = CliRunner().invoke(app_of(), ["fleet", "approve", str(tmp_path / "nowhere")]).exception
     assert isinstance(error, ValueError)
     assert "nowhere is not a folder: give the --home" in str(error)
 
@@ -130,7 +130,7 @@ def test_a_line_is_told_when_it_is_whole(tmp_path):
 def test_an_address_needs_a_host_and_a_port(server, tmp_path):
     pytest.importorskip("flwr")
     words = ["fleet", "join", "--server", server, "--name", "ann", "--data", str(tmp_path)]
-    error = CliRunner().invoke(app, words).exception
+    error = CliRunner().invoke(app_of(), words).exception
     assert isinstance(error, ValueError)
     assert "--server" in str(error)
 
@@ -363,7 +363,7 @@ def test_what_a_fleet_cannot_do_is_refused_before_anything_is_started(command, t
     path = write_experiment(tmp_path, '{ name = "fedbuff" }')
     where = "--to" if command == "app" else "--keys"
     words = ["fleet", command, str(path), where, str(tmp_path / "made")]
-    error = CliRunner().invoke(app, words).exception
+    error = CliRunner().invoke(app_of(), words).exception
     assert isinstance(error, ValueError)
     assert "leave asynchronous algorithms out" in str(error)
     assert not (tmp_path / "made").exists()
@@ -380,7 +380,7 @@ def test_the_sites_of_an_app_have_approved_what_its_server_asks(tmp_path):
     """In Flower's simulation, where sites hold parts of the experiment's own data."""
     path, made = write_experiment(tmp_path, per_round=4), tmp_path / "app"
     words = ["fleet", "app", str(path), "--to", str(made), "--sites", "2"]
-    assert CliRunner().invoke(app, words).exit_code == 0
+    assert CliRunner().invoke(app_of(), words).exit_code == 0
     path = made / "fedlens_fleet" / "experiment.toml"
     experiment = Experiment.read(path)
     terms = Terms.of(experiment, load_dataset(experiment.dataset, None))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedlens.cli.main import app
+from fedlens.cli.main import app_of
 from fedlens.config.experiment import Experiment
 from fedlens.fleet import keys, serve
 from fedlens.fleet.flower import Tail
@@ -45,7 +45,7 @@ def test_a_server_whose_certificate_has_expired_does_not_start(tmp_path, monkeyp
     monkeypatch.setattr(keys, "YEARS", -4 / (365 * 24 * 60))
     make_server_keys(tmp_path, ["127.0.0.1"])
     words = ["fleet", "serve", str(write_experiment(tmp_path)), "--keys", str(tmp_path)]
-    error = CliRunner().invoke(app, words).exception
+    error = CliRunner().invoke(app_of(), words).exception
     assert isinstance(error, ValueError)
     assert "ca.pem has expired" in str(error)
     assert "`fedlens fleet keys`" in str(error)
@@ -56,7 +56,7 @@ def test_two_servers_do_not_share_a_place(tmp_path):
     path, folder = write_experiment(tmp_path, per_round=1), made_keys(tmp_path)
     words = ["fleet", "serve", str(path), "--keys", str(folder)]
     with one_writer(tmp_path / "server"):
-        error = CliRunner().invoke(app, words).exception
+        error = CliRunner().invoke(app_of(), words).exception
     assert isinstance(error, ValueError)
     assert "is being written by" in str(error)
     assert not [*(tmp_path / "server").glob("*.toml")], "the experiment of the other would be there"
@@ -95,7 +95,7 @@ def test_a_trial_with_more_sites_than_the_data_have_says_how_many_there_are(tmp_
 def test_a_server_without_keys_leaves_nothing(tmp_path):
     pytest.importorskip("flwr")
     words = ["fleet", "serve", str(write_experiment(tmp_path)), "--keys", str(tmp_path / "keys")]
-    error = CliRunner().invoke(app, words).exception
+    error = CliRunner().invoke(app_of(), words).exception
     assert isinstance(error, ValueError)
     assert "make keys with `fedlens fleet keys`" in str(error)
     assert not (tmp_path / "keys").exists()

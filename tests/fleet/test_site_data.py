@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedlens.cli.main import app
+from fedlens.cli.main import app_of
 from fedlens.config.experiment import Experiment
 from fedlens.data.folders import listed_by_class
 from fedlens.fleet import CA
@@ -65,10 +65,10 @@ def test_decoded_images_are_kept_where_they_are_wanted_and_can_be_deleted(tmp_pa
     assert [*(home / CACHE).rglob("images.npy")]
     clean = ["fleet", "clean", str(home)]
     with one_writer(home):
-        assert "is being written" in str(CliRunner().invoke(app, clean).exception)
-    assert CliRunner().invoke(app, clean).output == f"deleted {home / CACHE}\n"
+        assert "is being written" in str(CliRunner().invoke(app_of(), clean).exception)
+    assert CliRunner().invoke(app_of(), clean).output == f"deleted {home / CACHE}\n"
     assert not (home / CACHE).exists()
-    assert "keeps no decoded images" in CliRunner().invoke(app, clean).output
+    assert "keeps no decoded images" in CliRunner().invoke(app_of(), clean).output
 
 
 @pytest.mark.parametrize("cache", [True, False])
@@ -81,7 +81,7 @@ def test_a_site_that_is_interrupted_says_that_images_stay(cache, tmp_path, monke
     pytest.importorskip("flwr")
     monkeypatch.setattr("fedlens.fleet.join.join", interrupted)
     words = ["--server", "127.0.0.1:1", "--name", "ann", "--data", ".", "--home"]
-    stop = CliRunner().invoke(app, ["fleet", "join", *words, str(tmp_path / "ann")])
+    stop = CliRunner().invoke(app_of(), ["fleet", "join", *words, str(tmp_path / "ann")])
     assert (f"`fedlens fleet clean {tmp_path / 'ann'}`" in str(stop.exception)) == cache
 
 

@@ -163,11 +163,11 @@ def test_in_a_long_round_one_sees_how_many_clients_have_trained(clock, capsys):
     with progress.rounds("a", 5) as watch:
         for trained in (1, 2, 3):
             clock[0] += 8
-            watch.within({"trained": trained, "of": 4, "share": trained / 4})
+            watch({"trained": trained, "of": 4, "share": trained / 4})
         clock[0] += 8
         watch({"round": 1, "train_loss": 1.0, "seconds": 32.0})
         clock[0] += 12
-        watch.within({"trained": 1, "of": 4})
+        watch({"trained": 1, "of": 4})
     assert capsys.readouterr().err.splitlines() == [
         "a: round 1/5  clients trained 1/4  about 3 min left",
         "a: round 1/5  clients trained 3/4  about 2 min left",
@@ -181,7 +181,7 @@ def test_without_a_terminal_every_evaluation_is_a_line(clock, capsys):
     with progress.rounds("a", 9) as watch:
         for number in range(1, 6):
             clock[0] += 12
-            watch.within({"trained": 1, "of": 4})
+            watch({"trained": 1, "of": 4})
             clock[0] += 0.1
             watch({"round": number, "train_loss": 1.0, "test_accuracy": number / 10})
             clock[0] += 0.1
@@ -196,7 +196,7 @@ def test_a_terminal_shows_the_clients_of_a_round_beside_the_last_one(clock, caps
     monkeypatch.setenv("COLUMNS", "200")
     with progress.rounds("a", 5, 1) as watch:
         watch({"round": 2, "train_loss": 1.0, "test_accuracy": 0.5})
-        watch.within({"tested": 300, "of": 4000, "point": "b"})
+        watch({"tested": 300, "of": 4000, "point": "b"})
     shown = capsys.readouterr().err
     assert "round 2/5" in shown
     assert "test 50.0%  tested 300/4,000  loss 1.000" in shown
@@ -213,7 +213,7 @@ def drawn(clock, capsys, monkeypatch):
         with progress.rounds(name, 400) as watch:
             for seconds, record in told:
                 clock[0] += seconds
-                (watch if "round" in record else watch.within)(record)
+                watch(record)
         lines = re.split(r"[\r\n]|\x1b\[[0-9;?]*[A-Za-z]", capsys.readouterr().err)
         # Behind a full line ^C is on the next one, where the bar would be drawn again.
         assert max(map(cell_len, lines)) <= width - len("^C^C")
@@ -298,7 +298,7 @@ def test_the_first_round_is_judged_by_its_images_once_workers_are_past_their_fir
         clients=fl.Clients(count=10, partition=fl.Named("proportions", {"sizes": "high"})),
     )
     within: list[Any] = []
-    fl.run(experiment, watch=Watching(lambda _: None, within.append))
+    fl.run(experiment, watch=Watching(within.append))
     shares = [record.get("share") for record in within if "trained" in record]
     assert shares[0] is None and shares[1:] == sorted(shares[1:]) and shares[-1] == 1.0
     two = shares[1]  # one of ten clients has 91% of the images, the others 1% each
@@ -316,7 +316,7 @@ def test_every_engine_tells_how_far_a_long_round_is(engine, monkeypatch):
         clients=fl.Clients(count=8, per_round=4),
     )
     told: list[Any] = []
-    fl.run(experiment, watch=Watching(told.append, told.append))
+    fl.run(experiment, watch=Watching(told.append))
     rounds = [number for number, record in enumerate(told) if "round" in record]
     assert len(rounds) == 2
     for first, end in ((0, rounds[0]), (rounds[0] + 1, rounds[1])):
@@ -340,8 +340,9 @@ def test_in_a_sweep_the_clients_of_a_round_are_those_of_a_point(monkeypatch):
     monkeypatch.setattr(active, "TOLD_SECONDS", 0.0)
     experiment = fl.Experiment(dataset="fashion-mnist-mini", model="linear", rounds=1)
     within: list[Any] = []
-    fl.sweep({"a": experiment}, watch=Watching(lambda _: None, within.append))
-    assert within and {record["point"] for record in within} == {"a"}
+    fl.sweep({"a": experiment}, watch=Watching(within.append))
+    trained = [record for record in within if "round" not in record]
+    assert trained and {record["point"] for record in trained} == {"a"}
 
 
 def test_the_first_round_of_a_sweep_has_an_estimate_and_keeps_it_until_the_next(clock, capsys):
@@ -350,7 +351,7 @@ def test_the_first_round_of_a_sweep_has_an_estimate_and_keeps_it_until_the_next(
         for trained in (1, 2):
             clock[0] += 10
             told = {"trained": trained, "of": 2, "share": trained / 2, "rounds": 30.0, "point": "b"}
-            watch.within(told)
+            watch(told)
         watch({"done": 1, "left": 40.0, "point": "b", "round": 1, "train_loss": 1.0})
     assert capsys.readouterr().err.splitlines() == [
         "a: round 1/50  b  clients trained 1/2  about 10 min left",
@@ -374,8 +375,10 @@ def test_a_sweep_tells_how_many_rounds_as_long_as_this_one_are_left(monkeypatch)
     )
     long = replace(short, rounds=2, local=replace(short.local, epochs=5))
     within: list[Any] = []
-    fl.sweep({"a": short, "b": long}, watch=Watching(lambda _: None, within.append))
-    left = {name: [r["rounds"] for r in within if r["point"] == name] for name in "ab"}
+    fl.sweep({"a": short, "b": long}, watch=Watching(within.append))
+    left = {
+        name: [r["rounds"] for r in within if r["point"] == name and "rounds" in r] for name in "ab"
+    }
     assert left["a"][0] == pytest.approx(3 + 5 * 2)
     assert left["b"][0] == pytest.approx(2)
 

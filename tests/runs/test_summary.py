@@ -36,7 +36,7 @@ def test_a_resumed_run_remembers_how_long_its_earlier_parts_took(tmp_path):
 
 
 GREEDY = """
-import fedlens.setup.network, fedlens.engines.processes as processes, torch
+import fedlens.setup.tryouts, fedlens.engines.processes as processes, torch
 from fedlens.engines.trainer import largest_yet
 from dataclasses import replace
 from fedlens.runs.loop import train
@@ -53,7 +53,7 @@ class Greedy(torch.nn.Module):  # it takes 200 MB in training, and gives them ba
             torch.ones(50_000_000).sum()
         return self.layer(images.flatten(1))
 
-fedlens.setup.network._try_training = lambda *_: None  # which would take them in this process, too
+fedlens.setup.tryouts._try_training = lambda *_: None  # which would take them in this process, too
 processes.num_cores = lambda: 2
 once = {"batch_size": 1000}  # a step for each client
 setup = fedlens.setup.build(

@@ -17,7 +17,7 @@ from fedlens.runs import progress
 from fedlens.runs.loop import train as plainly
 from fedlens.runs.summary import Record
 from fedlens.runs.twin import accuracy, plain_training, trained, twin
-from fedlens.runs.watching import Watching
+from fedlens.runs.watching import Watching, all_of
 from fedlens.setup import build, partition
 
 
@@ -335,13 +335,13 @@ def test_progress_says_how_many_clients_are_counted_and_a_watch_of_ones_own_is_n
     monkeypatch.setattr("fedlens.runs.twin.FEWEST", 2)
     records: list[Record] = []
     within: list[Record] = []
-    fl.run(described(), watch=Watching(records.append, within.append))
+    fl.run(described(), watch=all_of(records.append, Watching(within.append)))
     told = [{"planned": 0, "of": 6}, {"planned": 2, "of": 6}, {"planned": 4, "of": 6}]
     assert [record for record in within if "planned" in record] == told
     assert not any("planned" in record for record in records)
     monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
     with progress.rounds("a", 4) as watch:
-        watch.within(told[0])
+        watch(told[0])
     assert capsys.readouterr().err == "a: counting what clients train on, client 0/6\n"
 
 
@@ -350,9 +350,9 @@ def test_clients_are_counted_from_none_in_what_is_left(monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr("fedlens.runs.progress.time.monotonic", lambda: now[0])
     with progress.rounds("a", 4) as watch:
-        watch.within({"planned": 0, "of": 6})
+        watch({"planned": 0, "of": 6})
         now[0] += 4
-        watch.within({"planned": 2, "of": 6})
+        watch({"planned": 2, "of": 6})
     told = "a: counting what clients train on, client 2/6  about 8 s left\n"
     assert capsys.readouterr().err == told
 

@@ -16,7 +16,7 @@ import typer
 
 from fedlens.cli import completion
 from fedlens.data.places import existing
-from fedlens.storage.reading import argument
+from fedlens.storage.reading import argument, printable
 from fedlens.storage.run_files import to_json
 
 ExperimentFile = Annotated[Path, typer.Argument(help="An experiment file, TOML or JSON.")]
@@ -58,14 +58,16 @@ def name_cluster(address: str | None, engines: Iterable[str]) -> None:
 FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers of a full disk or an exceeded quota
 
 
-@contextmanager
-def watching(quiet: bool, kind: Any, *about: Any) -> Iterator[Any]:
-    """The progress display `kind(*about)`, or None if `quiet`."""
-    if quiet:
-        yield None
-    else:
-        with kind(*about) as watch:
-            yield watch
+def warn(text: str) -> None:
+    """Print a line on stderr, so that stdout has results alone."""
+    print(f"fedlens: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def refuse_existing(out: Path, *beside: Path, overwrite: bool) -> None:
+    """Refuse to replace a file that `--out` names, or one that is written beside it."""
+    for path in (out, *beside):
+        if path.exists() and not overwrite:
+            raise ValueError(f"{path} exists: choose another --out, or add --overwrite")
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
@@ -16,17 +15,17 @@ from fedlens.cli.arguments import (
     Json,
     Quiet,
     RayAddress,
-    name_cluster,
     once_written,
     one_value_each,
     print_json,
     terminal_columns,
-    watching,
+    warn,
 )
 from fedlens.cli.report import say_passed_over
-from fedlens.cli.stopping import Stopped
+from fedlens.cli.sweep import prepared, run_shown
 from fedlens.config.explained import keys
 from fedlens.config.options import did_you_mean
+from fedlens.runs.progress import counted, shown
 from fedlens.storage.reading import printable
 
 if TYPE_CHECKING:
@@ -75,7 +74,6 @@ def compare_command(
     from fedlens.report.compare import compare
     from fedlens.report.pairs import check_target, pair_rows
     from fedlens.report.tables import table
-    from fedlens.runs import progress
 
     check_target(target, "--target")  # before any run
     overrides = [word for word in what if _is_override(word)]
@@ -111,13 +109,13 @@ def compare_command(
     with (
         drawn,
         artists() as drawing,
-        watching(quiet, progress.counted, "figures") as watch,
+        shown(not quiet, counted, "figures") as watch,
     ):
         found = compare(variants, by, target, last, out, watch, drawing)
     if found.left_out:
-        print(f"fedlens: left out: runs that {printable(found.left_out)}", file=sys.stderr)
+        warn(f"left out: runs that {found.left_out}")
     if found.unequal:
-        print(f"fedlens: {printable(found.unequal)}", file=sys.stderr)
+        warn(found.unequal)
     if as_json:
         print_json([asdict(pair) for pair in found.pairs])
         return
@@ -177,25 +175,12 @@ def _run(
     quiet: bool,
 ) -> dict[str, list[Path]]:
     """Run each experiment with the same seeds, or resume; return the run folders by name."""
-    from fedlens.runs import progress
-
     if seeds < 1:
         raise ValueError(f"--seeds is {seeds}: choose 1 or more, 5 for a clear answer")
-    from fedlens.runs.sweep import prepare  # it imports PyTorch, which mistakes need not wait for
-
     points = {
         f"{name}-{seed}": replace(experiment, seed=seed)
         for name, experiment in experiments.items()
         for seed in range(seeds)
     }
-    name_cluster(ray_address, {point.engine for point in points.values()})
-    with watching(quiet, progress.counted, "reading images") as reading:
-        sweep = prepare(points, out, data=data, watch=reading)
-    if not quiet:
-        print(f"{printable(out.name)}: {sweep.describe()}", file=sys.stderr, flush=True)
-    try:
-        with watching(quiet, progress.rounds, out.name, sweep.total, sweep.done) as watch:
-            sweep.run(watch)
-    except KeyboardInterrupt as error:
-        raise Stopped("run the same command again to go on") from error
+    run_shown(prepared(points, out, data, ray_address, quiet), out, quiet)
     return {name: [out / f"{name}-{seed}" for seed in range(seeds)] for name in experiments}

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from fedlens.cli import completion
-from fedlens.cli.arguments import DataFolder, Json, Quiet, watching
+from fedlens.cli.arguments import DataFolder, Json, Quiet
+from fedlens.runs.progress import counted, megabytes, shown
 
 data_app = typer.Typer(no_args_is_help=True, help="List, download, verify and prepare data sets.")
 
@@ -48,13 +49,12 @@ def data_get(
     from fedlens.data import Source
     from fedlens.data.fetch import get, get_from
     from fedlens.data.places import roots
-    from fedlens.runs import progress
 
     dest = roots(Source(data))[0]
     if have is not None:
         folder = get_from(name, have, dest)
     else:
-        with watching(quiet, progress.counted, name, progress.megabytes) as watch:
+        with shown(not quiet, counted, name, megabytes) as watch:
             folder = get(name, dest, progress=watch)
     print(f"{name}: {folder}")
 
@@ -76,11 +76,10 @@ def data_prepare(
     from fedlens.data import Source, store
     from fedlens.data.curation import listing
     from fedlens.data.places import roots
-    from fedlens.runs import progress
 
     listed = listing(name, metadata)
     place = roots(Source(data))[0] / f"{name}-{size}"
-    with watching(quiet, progress.counted, name) as watch:
+    with shown(not quiet, counted, name) as watch:
         made = store.prepare(name, listed, images, place, size, watch)
     print(f"{name}: {made['num_train']:,} + {made['num_test']:,} images in {place}")
     if made["num_left_out"]:

@@ -10,8 +10,10 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.arguments import DataFolder, ExperimentFile, Json, Overrides, Quiet, watching
+from fedlens.cli.arguments import DataFolder, ExperimentFile, Json, Overrides, Quiet
 from fedlens.cli.stopping import Stopped
+from fedlens.runs.progress import rounds as in_rounds
+from fedlens.runs.progress import shown
 from fedlens.storage.reading import printable
 
 fleet_app = typer.Typer(no_args_is_help=True, help="A real federation: a server, and sites.")
@@ -91,7 +93,6 @@ def serve_command(
     from fedlens.fleet.server import Job
     from fedlens.fleet.terms import check_possible, for_fleet, say_without_effect
     from fedlens.report.artists import artists
-    from fedlens.runs import progress
     from fedlens.runs.folder import check_free
     from fedlens.storage.run_files import can_go_on, identity
 
@@ -118,7 +119,7 @@ def serve_command(
     )
     replaced = None if resume else identity(folder)
     try:
-        with watching(quiet, progress.rounds, folder.name, described.rounds) as watch:
+        with shown(not quiet, in_rounds, folder.name, described.rounds) as watch:
             status = serve(described, job, keys, place, host, port, _notify, watch)
     except KeyboardInterrupt as error:
         if can_go_on(folder, replaced):
@@ -251,7 +252,6 @@ def try_command(
     from fedlens.config.experiment import Experiment
     from fedlens.fleet.terms import of_sites
     from fedlens.fleet.trial import run_sites, simulated
-    from fedlens.runs import progress
     from fedlens.runs.folder import check_free
     from fedlens.setup.data import OtherClients
 
@@ -266,11 +266,11 @@ def try_command(
     with tempfile.TemporaryDirectory(prefix="fedlens-fleet-", ignore_cleanup_errors=True) as place:
         folder, where = Path(place), out or Path(place) / "run"
         try:
-            with watching(quiet, progress.rounds, "fleet", described.rounds) as watch:
+            with shown(not quiet, in_rounds, "fleet", described.rounds) as watch:
                 found = run_sites(described, folder, where, notify, data, watch)
         except OtherClients as error:
             raise OtherClients(error.what, error.found, "choose --sites") from error
-        with watching(quiet, progress.rounds, "simulated", described.rounds) as watch:
+        with shown(not quiet, in_rounds, "simulated", described.rounds) as watch:
             found |= simulated(described, folder, where, data, watch)
     if as_json:
         print(json.dumps(found | ({"run": str(out)} if out is not None else {})))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedlens.cli.arguments import Quiet, watching
+from fedlens.cli.arguments import Quiet, refuse_existing
+from fedlens.runs.progress import counted, shown
 
 if TYPE_CHECKING:
     from fedlens.data.layouts import Part
@@ -40,7 +41,6 @@ def import_command(
     """Inspect a folder of images, and write an experiment for it."""
     from fedlens.data.pictures import MEGAPIXELS
     from fedlens.data.survey import survey
-    from fedlens.runs import progress
     from fedlens.storage.files import write_atomically
     from fedlens.storage.reading import argument, printable
     from fedlens.storage.run_files import is_run, runs_in
@@ -52,10 +52,8 @@ def import_command(
     if described.suffix != ".toml":
         raise ValueError(f"--out {described}: let its name end in .toml")
     listed = described.with_suffix(".csv")
-    for path in (described, listed):
-        if path.exists() and not overwrite:
-            raise ValueError(f"{path} exists: choose another --out, or add --overwrite")
-    with watching(quiet, progress.counted, "images") as watch:
+    refuse_existing(described, listed, overwrite=overwrite)
+    with shown(not quiet, counted, "images") as watch:
         found = survey(folder, layout, watch, megapixels or MEGAPIXELS)
     experiment = _experiment(found, listed, megapixels)
     write_atomically(listed, _rows(found, listed.parent).encode())

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated
 
+import click
 import typer
 
 from fedlens.config.names import KINDS
 
-Kind = Literal[
-    "algorithms",
-    "models",
-    "partitions",
-    "devices",
-    "engines",
-    "losses",
-    "metrics",
-    "optimizers",
-    "schedules",
-    "anneals",
-    "datasets",
-    "recipes",
-]
-
 
 def list_command(
     kind: Annotated[
-        Kind | None,
-        typer.Argument(help=f"one of {', '.join(get_args(Kind))}"),
+        str | None,
+        typer.Argument(click_type=click.Choice([*KINDS]), help=f"one of {', '.join(KINDS)}"),
     ] = None,
     long: Annotated[bool, typer.Option("--long", help="With options, and what each is.")] = False,
 ) -> None:

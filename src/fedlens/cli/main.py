@@ -8,9 +8,9 @@ import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, TextIO, cast
 
@@ -19,24 +19,8 @@ import typer
 import typer.core
 
 from fedlens.cli.arguments import FULL
-from fedlens.cli.bench import bench_command
-from fedlens.cli.compare import compare_command
 from fedlens.cli.completion import known_keys
-from fedlens.cli.data import data_app
-from fedlens.cli.doctor import doctor_command
-from fedlens.cli.fleet import fleet_app
-from fedlens.cli.import_images import import_command
-from fedlens.cli.list import list_command
-from fedlens.cli.new import new_command
-from fedlens.cli.partition import partition_command
-from fedlens.cli.predict import evaluate_command, export_command, predict_command
-from fedlens.cli.privacy import privacy_app
-from fedlens.cli.report import report_command, watch_command
-from fedlens.cli.reproduce import reproduce_command
-from fedlens.cli.run import resume_command, run_command
-from fedlens.cli.schema import explain_command, schema_command
 from fedlens.cli.stopping import INTERRUPTED, Stopped, heed_signals, stopped
-from fedlens.cli.sweep import sweep_command
 from fedlens.config import consent
 from fedlens.config.options import did_you_mean
 from fedlens.config.own_code import mistake_of
@@ -62,28 +46,28 @@ class PlainStream:
 
 LONGEST_LINE = 20_000  # characters of an error message, which may name many files
 
-VERBS: dict[str, Callable[..., None]] = {
-    "run": run_command,
-    "resume": resume_command,
-    "sweep": sweep_command,
-    "report": report_command,
-    "compare": compare_command,
-    "watch": watch_command,
-    "predict": predict_command,
-    "evaluate": evaluate_command,
-    "export": export_command,
-    "reproduce": reproduce_command,
-    "new": new_command,
-    "import": import_command,
-    "partition": partition_command,
-    "list": list_command,
-    "explain": explain_command,
-    "schema": schema_command,
-    "bench": bench_command,
-    "doctor": doctor_command,
+VERBS = {
+    "run": "run",
+    "resume": "run",
+    "sweep": "sweep",
+    "report": "report",
+    "compare": "compare",
+    "watch": "report",
+    "predict": "predict",
+    "evaluate": "predict",
+    "export": "predict",
+    "reproduce": "reproduce",
+    "new": "new",
+    "import": "import_images",
+    "partition": "partition",
+    "list": "list",
+    "explain": "schema",
+    "schema": "schema",
+    "bench": "bench",
+    "doctor": "doctor",
 }
-
-GROUPS = {"data": data_app, "fleet": fleet_app, "privacy": privacy_app}
+"""The commands, and the module of each, which is imported only if it is asked for."""
+GROUPS = ("data", "fleet", "privacy")
 
 typer.core.HAS_RICH = False  # importing rich for the help texts takes longer than all the rest
 
@@ -107,18 +91,16 @@ def fedlens_command(
 
 
 def app_of(*words: str) -> typer.Typer:
-    """The command line with these commands and groups alone."""
+    """The command line with these commands and groups alone; without any, with all."""
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(fedlens_command)
-    for word in words:
+    for word in words or (*VERBS, *GROUPS):
+        module = import_module(f"fedlens.cli.{VERBS.get(word, word)}")
         if word in VERBS:
-            app.command(word)(VERBS[word])
+            app.command(word)(getattr(module, f"{word}_command"))
         else:
-            app.add_typer(GROUPS[word], name=word)
+            app.add_typer(getattr(module, f"{word}_app"), name=word)
     return app
-
-
-app = app_of(*VERBS, *GROUPS)
 
 
 def main() -> None:
@@ -144,7 +126,7 @@ def _run() -> int:
         with consent.importable(Path.cwd(), trusted=consent.trusts_all):
             # Typer takes longer to set up the options of all commands than many commands take.
             asked = [word for word in arguments[:1] if word in VERBS or word in GROUPS]
-            called = app_of(*asked) if asked else app
+            called = app_of(*asked)
             # Typer returns the exit status, and 130 after Ctrl-C.
             status = called(arguments, standalone_mode=False, prog_name="fedlens") or 0
         if status == INTERRUPTED:

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.arguments import DataFolder, ExperimentFile, Json, Overrides, Quiet, watching
+from fedlens.cli.arguments import DataFolder, ExperimentFile, Json, Overrides, Quiet
+from fedlens.runs.progress import counted, shown
 
 
 def partition_command(
@@ -23,7 +24,6 @@ def partition_command(
 ) -> None:
     """Show which client holds which classes, before any training."""
     from fedlens.config.experiment import Experiment
-    from fedlens.runs import progress
     from fedlens.storage.reading import printable
 
     if out is not None and out.suffix != ".png":
@@ -33,16 +33,16 @@ def partition_command(
     from fedlens.data import statistics  # these import PyTorch, which mistakes need not wait for
     from fedlens.setup import federate
 
-    with watching(quiet, progress.counted, "reading images") as watch:
+    with shown(not quiet, counted, "reading images") as watch:
         dataset, federation = federate(described, data, watch)
-    with watching(quiet, progress.counted, "clients") as watch:
-        counted = statistics.Counts.of(federation, watch)
+    with shown(not quiet, counted, "clients") as watch:
+        counts = statistics.Counts.of(federation, watch)
     if as_json:
-        print(json.dumps(statistics.summary(counted)))
+        print(json.dumps(statistics.summary(counts)))
     else:
-        for line in statistics.describe(counted):
+        for line in statistics.describe(counts):
             print(printable(line))
-        crossed = statistics.cross_table(counted, dataset.classes)
+        crossed = statistics.cross_table(counts, dataset.classes)
         if crossed is not None:
             from fedlens.report.tables import table
 
@@ -53,7 +53,7 @@ def partition_command(
         named = described.clients.partition
         title = title_of(dataset.name, named)
         path = out or Path(f"{experiment.stem}-split.png")
-        draw(counted.by_class.numpy(), dataset.classes, title, path, counted.names)
+        draw(counts.by_class.numpy(), dataset.classes, title, path, counts.names)
         said_to = sys.stderr if as_json else sys.stdout
         print(f"picture: {path}", file=said_to)
         places = [named.options.get(key, key) for key in ("lat", "lon")]

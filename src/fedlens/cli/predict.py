@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedlens.cli.arguments import Json, Quiet, print_json, watching
+from fedlens.cli.arguments import Json, Quiet, print_json, refuse_existing, warn
+from fedlens.runs.progress import counted, shown, working
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,8 +33,6 @@ def predict_command(
     from fedlens.deploy.classifier import image_files, load
     from fedlens.report.cautions import weak_classes
     from fedlens.report.page import inert
-    from fedlens.runs import progress
-    from fedlens.storage.reading import printable
     from fedlens.storage.run_files import EVALUATION, read_json
 
     classifier, paths = load(run, best=best), image_files(images)
@@ -48,7 +47,7 @@ def predict_command(
             if watch is not None:
                 watch(done, len(paths))
 
-    with watching(quiet, progress.counted, "images") as watch:
+    with shown(not quiet, counted, "images") as watch:
         answers = list(classifier.answers(sound(), top))
     if as_json:
         print_json([answer.plain() for answer in answers])
@@ -66,10 +65,10 @@ def predict_command(
     sys.stdout.flush()
     weak = None if best else weak_classes(read_json(run / EVALUATION) or {}, classifier.classes)
     if weak is not None:
-        print(f"fedlens: {printable(weak.text)}", file=sys.stderr)
+        warn(weak.text)
     if broken:
         for line in broken[:-1]:
-            print(f"fedlens: {printable(line)}", file=sys.stderr)
+            warn(line)
         raise ValueError(broken[-1])
 
 
@@ -87,7 +86,6 @@ def evaluate_command(
     from fedlens.deploy.testing import tested_on, training_files
     from fedlens.report.numbers import NONE, format_number
     from fedlens.report.tables import table
-    from fedlens.runs import progress
     from fedlens.storage.reading import printable
 
     classifier = load(run, best=best)
@@ -96,19 +94,15 @@ def evaluate_command(
         trained_on = training_files(run)
     except ValueError as error:
         unknown = printable(str(error))
-    with watching(quiet, progress.counted, "images") as watch:
+    with shown(not quiet, counted, "images") as watch:
         found = tested_on(classifier, data, trained_on, watch)
     if unknown:
-        print(
-            f"fedlens: it is not known which of these the run trained on: {unknown}",
-            file=sys.stderr,
-        )
+        warn(f"it is not known which of these the run trained on: {unknown}")
     if "trained_on" in found:
         count = found["trained_on"]["images"]
-        print(
-            f"fedlens: the run trained on {count:,} of these {found['images']:,} images: its "
-            "accuracy on them says little about others",
-            file=sys.stderr,
+        warn(
+            f"the run trained on {count:,} of these {found['images']:,} images: its "
+            "accuracy on them says little about others"
         )
     if as_json:
         print_json(found)
@@ -145,7 +139,6 @@ def export_command(
     from fedlens.deploy.card import card
     from fedlens.deploy.classifier import load
     from fedlens.deploy.export import ENDINGS, export
-    from fedlens.runs import progress
     from fedlens.storage.files import write_atomically
     from fedlens.storage.reading import reading
     from fedlens.storage.run_files import RERUN
@@ -163,10 +156,8 @@ def export_command(
             f"--out {out}: there is no folder {out.parent}: make it, or choose another"
         )
     beside = out.with_name(f"{out.name}.md")  # so model.onnx and model.pt have separate cards
-    for path in (out, beside):
-        if path.exists() and not overwrite:
-            raise ValueError(f"{path} exists: choose another --out, or add --overwrite")
-    with watching(quiet, progress.working, f"making {out.name}"):
+    refuse_existing(out, beside, overwrite=overwrite)
+    with shown(not quiet, working, f"making {out.name}"):
         classifier = load(run, best=best)
         with reading(run, RERUN):
             about = card(run, out.name, chosen, best).encode()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedlens.cli.arguments import Quiet, terminal_columns, watching
+from fedlens.cli.arguments import Quiet, terminal_columns, warn
+from fedlens.runs.progress import counted, shown
 from fedlens.storage.reading import printable
 
 if TYPE_CHECKING:
@@ -26,14 +26,13 @@ def report_command(
     """Draw the results of runs: figures, and one HTML page."""
     from fedlens.report import read_all, report, rows, table
     from fedlens.report.artists import artists
-    from fedlens.runs import progress
     from fedlens.storage.run_files import runs_in
 
     if out is not None and out.suffix == ".html":
         raise ValueError(f"--out {out}: name a folder for report.html and its figures")
     say_passed_over(runs)
     runs = runs_in(runs)
-    with artists() as drawing, watching(quiet, progress.counted, "figures") as watch:
+    with artists() as drawing, shown(not quiet, counted, "figures") as watch:
         page = report(runs, out, watch, drawing)
     print(table(*rows(read_all(runs)), terminal_columns()))
     print(f"report: {printable(str(page))}")
@@ -44,8 +43,7 @@ def say_passed_over(named: Iterable[Path]) -> None:
     from fedlens.storage.run_files import passed_over
 
     if found := passed_over(named):
-        sweeps = printable(" ".join(map(str, found)))
-        print(f"fedlens: skipped: {sweeps} (name a sweep's folder, too)", file=sys.stderr)
+        warn(f"skipped: {' '.join(map(str, found))} (name a sweep's folder, too)")
 
 
 def watch_command(

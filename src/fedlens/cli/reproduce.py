@@ -20,10 +20,12 @@ from fedlens.cli.arguments import (
     name_cluster,
     once_written,
     print_json,
-    watching,
+    warn,
 )
 from fedlens.cli.stopping import Stopped
 from fedlens.recipes import ScaleName
+from fedlens.runs.progress import counted, percent, shown, span
+from fedlens.runs.progress import rounds as in_rounds
 from fedlens.storage.reading import printable
 
 if TYPE_CHECKING:
@@ -85,7 +87,6 @@ def reproduce_command(
 ) -> None:
     """Reproduce tables and figures of papers. Finished runs are kept."""
     from fedlens.report.artists import artists
-    from fedlens.runs import progress
 
     names = list(dict.fromkeys(word for word in words if "=" not in word))
     overrides = [word for word in words if "=" in word]
@@ -102,7 +103,7 @@ def reproduce_command(
             )
         if len(names) != 1:
             raise ValueError(f"--from draws one page, not {len(names)}: name one table or figure")
-        with artists() as drawing, watching(quiet, progress.counted, "page") as watch:
+        with artists() as drawing, shown(not quiet, counted, "page") as watch:
             drawn = redraw(names[0], scale, stored, out, data=data, watch=watch, artists=drawing)
         if store is not None:
             keep(store, names[0], drawn.results, overrides, revision)
@@ -144,7 +145,7 @@ def reproduce_command(
     try:
         if left:
             about = title, runs.rounds, runs.rounds_done
-            with watching(quiet, progress.rounds, *about) as told:
+            with shown(not quiet, in_rounds, *about) as told:
                 runs.run(told, seconds)
         with once_written():
             done, failed = _pages(planned, quiet)
@@ -155,7 +156,7 @@ def reproduce_command(
         raise Stopped("run the same command again to go on") from stop
     _print(done, scale, as_json, as_list=len(names) > 1)
     for error in failed[:-1]:
-        print(f"fedlens: {printable(str(error))}", file=sys.stderr)
+        warn(str(error))
     for error in failed[-1:]:
         raise error
 
@@ -169,14 +170,13 @@ def _pages(
     """
     from fedlens.recipes.reproduce import show
     from fedlens.report.artists import artists
-    from fedlens.runs import progress
 
     done: dict[str, Reproduced] = {}
     failed: list[Exception] = []
     with artists() as drawing:
         for one in planned:
             try:
-                with watching(quiet, progress.counted, "figures") as watch:
+                with shown(not quiet, counted, "figures") as watch:
                     done[one.name] = show(one, watch, drawing)
             except Exception as error:
                 if len(planned) == 1:
@@ -212,12 +212,12 @@ def _print_one(done: Reproduced) -> None:
     from fedlens.report.tables import table
 
     tables = [block for block in done.blocks if isinstance(block, Table)]
-    for shown in [one for one in tables if one.published] or tables[:1]:
-        say(f"{shown.title}\n")
-        rows = [[format_number(cell) for cell in row] for row in shown.rows]
-        say(table(shown.header, rows) + "\n")
-        if shown.caption:  # it says what was left out
-            say(textwrap.fill(shown.caption, 80) + "\n")
+    for found in [one for one in tables if one.published] or tables[:1]:
+        say(f"{found.title}\n")
+        rows = [[format_number(cell) for cell in row] for row in found.rows]
+        say(table(found.header, rows) + "\n")
+        if found.caption:  # it says what was left out
+            say(textwrap.fill(found.caption, 80) + "\n")
     for block in done.blocks:  # the remarks below the numbers say what these are worth
         if isinstance(block, Text) and block.title == OPENING:
             say("\n".join(textwrap.fill(words, 80) for words in block.paragraphs) + "\n")
@@ -233,7 +233,6 @@ def _say_how_long(title: str, runs: Together, quiet: bool) -> dict[str, float]:
     """
     from fedlens.data.places import cache
     from fedlens.recipes.estimate import Remembered, Timing
-    from fedlens.runs.progress import counted, percent, span
 
     left, total, a_round = runs.left, 0.0, dict[str, float]()
     count, rounds = len(left), {runs.names[place]: one.rounds for place, one in left.items()}
@@ -241,7 +240,7 @@ def _say_how_long(title: str, runs: Together, quiet: bool) -> dict[str, float]:
         print(f"{title}: estimating how long it will take ...", file=sys.stderr)
         timing = Timing(left.values(), runs.data, Remembered(cache() / "timings"))
         stages = [{runs.names[place]: one for place, one in stage.items()} for stage in runs.stages]
-        with watching(quiet, counted, f"{title}: timing", percent) as watch:
+        with shown(not quiet, counted, f"{title}: timing", percent) as watch:
             found = timing.sweeps(stages, watch)
         for estimated in found:
             total += estimated.seconds

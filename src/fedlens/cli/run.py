@@ -27,9 +27,11 @@ from fedlens.cli.arguments import (
     once_written,
     one_value_each,
     terminal_columns,
-    watching,
+    warn,
 )
 from fedlens.cli.stopping import Stopped
+from fedlens.runs.progress import counted, decoding, shown
+from fedlens.runs.progress import rounds as in_rounds
 from fedlens.storage.reading import argument, printable, reason
 
 if TYPE_CHECKING:
@@ -87,7 +89,6 @@ def _run(
 ) -> tuple[Path, str]:
     """Run the experiment in the folder of `place`; return the folder and the status."""
     from fedlens.data import statistics
-    from fedlens.runs import progress
     from fedlens.runs.beforehand import say_beforehand
     from fedlens.runs.folder import check_free
     from fedlens.runs.loop import run_to_end
@@ -103,9 +104,9 @@ def _run(
         place as folder,
         _resume_hint(folder, replaced=identity(folder)),
         tracking(track, folder, described.plain()) as send,
-        watching(quiet, progress.rounds, folder.name, described.rounds) as watch,
+        shown(not quiet, in_rounds, folder.name, described.rounds) as watch,
     ):
-        setup = build(described, data, watch=progress.decoding(watch))
+        setup = build(described, data, watch=decoding(watch))
         say_beforehand([setup])
         if not quiet:
             clients = setup.federation
@@ -142,7 +143,6 @@ def resume_command(
     from fedlens.config.names import EngineName
     from fedlens.config.options import check
     from fedlens.report.artists import artists
-    from fedlens.runs import progress
     from fedlens.runs.run import resume
     from fedlens.runs.track import tracking
     from fedlens.runs.watching import all_of
@@ -165,17 +165,16 @@ def resume_command(
         with (
             _resume_hint(folder),
             tracking(track or (), folder, tables) as send,
-            watching(quiet, progress.rounds, folder.name, total, done) as watch,
+            shown(not quiet, in_rounds, folder.name, total, done) as watch,
         ):
             both = all_of(watch, send)
             result = resume(
                 folder, rounds=rounds, data=data, watch=both, engine=chosen, progress=False
             )
         if is_over:
-            print(
-                f"fedlens: {printable(str(folder))} is finished, so nothing was run: add "
-                f"--rounds, more than {done}, to go on",
-                file=sys.stderr,
+            warn(
+                f"{folder} is finished, so nothing was run: add "
+                f"--rounds, more than {done}, to go on"
             )
         finish_run(folder, result.status, as_json, quiet, drawing)
 
@@ -187,7 +186,6 @@ def finish_run(
     from fedlens.report import read_all, report, rows, table
     from fedlens.report.cautions import cautions
     from fedlens.report.tables import client_header, client_rows, worth
-    from fedlens.runs import progress
     from fedlens.runs.active import unsound_losses
     from fedlens.storage.run_files import (
         MANIFEST,
@@ -216,7 +214,7 @@ def finish_run(
                 print(f"ended:  {printable(str(run.summary['reason']))}")
             # Flushed at once, since the page takes longer than some runs.
             print(f"run:    {printable(str(folder))}", flush=True)
-        with watching(quiet, progress.counted, "figures") as watch:
+        with shown(not quiet, counted, "figures") as watch:
             page = report([folder], None, watch, artists)
         if not as_json:
             print(f"report: {printable(str(page))}")
@@ -224,32 +222,25 @@ def finish_run(
     listed = read_manifest(folder).get("left_out")
     left_out = len(listed) if isinstance(listed, list) else 0
     if left_out:
-        counted = "1 image was" if left_out == 1 else f"{left_out:,} images were"
-        place = printable(str(folder / MANIFEST))
-        print(f"fedlens: {counted} left out, listed in {place}", file=sys.stderr)
+        images = "1 image was" if left_out == 1 else f"{left_out:,} images were"
+        warn(f"{images} left out, listed in {folder / MANIFEST}")
     wrong = unsound_losses(read_records(folder)) if status == "invalid" else []
     if wrong:
-        print(
-            f"fedlens: the run is over, but its final {' and '.join(wrong)} is {UNSOUND}: "
-            f"look at the test images and at the model, or try a smaller {_step_size(folder)}",
-            file=sys.stderr,
+        warn(
+            f"the run is over, but its final {' and '.join(wrong)} is {UNSOUND}: "
+            f"look at the test images and at the model, or try a smaller {_step_size(folder)}"
         )
     elif summary.get("collapsed") and status != "diverged":
         count = summary["rounds"]
-        print(
-            f"fedlens: after {count} round{'' if count == 1 else 's'} the model gives every image "
+        warn(
+            f"after {count} round{'' if count == 1 else 's'} the model gives every image "
             "the same class: train longer or, if it did better before, with a smaller "
-            f"{_step_size(folder)}",
-            file=sys.stderr,
+            f"{_step_size(folder)}"
         )
     if status == "diverged":
-        print(
-            f"fedlens: the run diverged in round {summary['rounds']}: try a smaller "
-            f"{_step_size(folder)}",
-            file=sys.stderr,
-        )
+        warn(f"the run diverged in round {summary['rounds']}: try a smaller {_step_size(folder)}")
     if status == "stopped":
-        print(f"fedlens: the run stopped: {printable(str(summary['reason']))}", file=sys.stderr)
+        warn(f"the run stopped: {summary['reason']}")
     raise SystemExit(EXIT[status])
 
 

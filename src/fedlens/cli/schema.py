@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedlens.cli import completion
+from fedlens.cli.arguments import refuse_existing
 
 
 def schema_command(
@@ -23,8 +24,8 @@ def schema_command(
     if out is None:
         print(text, end="")
         return
-    if out.is_file() and not overwrite:
-        raise ValueError(f"{out} exists: choose another --out, or add --overwrite")
+    if out.is_file():
+        refuse_existing(out, overwrite=overwrite)
     write_atomically(out, text.encode())
     print(f"schema: {out}")
 

@@ -21,16 +21,20 @@ from fedlens.cli.arguments import (
     one_value_each,
     print_json,
     terminal_columns,
-    watching,
+    warn,
 )
 from fedlens.cli.run import EXIT
 from fedlens.cli.stopping import Stopped
+from fedlens.runs.progress import counted, shown
+from fedlens.runs.progress import rounds as in_rounds
 from fedlens.storage.reading import printable
 from fedlens.storage.run_files import UNSOUND
 
 if TYPE_CHECKING:
+    from fedlens.config.experiment import Experiment
     from fedlens.report.artists import Artists
     from fedlens.runs.result import Result
+    from fedlens.runs.sweep import Sweep
 
 
 def sweep_command(
@@ -62,7 +66,6 @@ def sweep_command(
     """Run every combination of values. The same command continues a sweep that stopped."""
     from fedlens.config.experiment import Experiment
     from fedlens.report.artists import artists
-    from fedlens.runs import progress
     from fedlens.runs.grid import combinations, naming, parse_axes
 
     given = list(overrides or [])
@@ -73,21 +76,39 @@ def sweep_command(
     for name, own in combinations(values, seeds, first_seed).items():
         with naming(name):
             points[name] = Experiment.read(experiment, given + own)
+    folder = out or Path("runs") / f"{experiment.stem}-sweep"
+    sweep = prepared(points, folder, data, ray_address, quiet, overwrite)
+    with artists() as drawing:
+        results = run_shown(sweep, folder, quiet)
+        _finish(results, folder, as_json, quiet, drawing)
+
+
+def prepared(
+    points: Mapping[str, Experiment],
+    folder: Path,
+    data: Path | None,
+    ray_address: str | None,
+    quiet: bool,
+    overwrite: bool = False,
+) -> Sweep:
+    """The sweep of these points, checked; what it will do is said."""
     from fedlens.runs.sweep import prepare  # it imports PyTorch, which mistakes need not wait for
 
     name_cluster(ray_address, {point.engine for point in points.values()})
-    folder = out or Path("runs") / f"{experiment.stem}-sweep"
-    with watching(quiet, progress.counted, "reading images") as reading:
+    with shown(not quiet, counted, "reading images") as reading:
         sweep = prepare(points, folder, overwrite=overwrite, data=data, watch=reading)
     if not quiet:
         print(f"{printable(folder.name)}: {sweep.describe()}", file=sys.stderr, flush=True)
-    with artists() as drawing:
-        try:
-            with watching(quiet, progress.rounds, folder.name, sweep.total, sweep.done) as watch:
-                results = sweep.run(watch)
-        except KeyboardInterrupt as error:
-            raise Stopped("run the same command again to go on") from error
-        _finish(results, folder, as_json, quiet, drawing)
+    return sweep
+
+
+def run_shown(sweep: Sweep, folder: Path, quiet: bool) -> dict[str, Result]:
+    """Run a sweep with its progress; if it is interrupted, say how to go on."""
+    try:
+        with shown(not quiet, in_rounds, folder.name, sweep.total, sweep.done) as watch:
+            return sweep.run(watch)
+    except KeyboardInterrupt as error:
+        raise Stopped("run the same command again to go on") from error
 
 
 def _seed(file: Path, overrides: list[str], axes: Mapping[str, Sequence[Any]]) -> int:
@@ -119,7 +140,6 @@ def _finish(
 ) -> None:
     from fedlens.report import read_all, report, rows, table
     from fedlens.report.groups import means
-    from fedlens.runs import progress
 
     runs = [folder / name for name in results]
     with once_written():
@@ -135,7 +155,7 @@ def _finish(
                 for words in best:
                     print(f"best:   {printable(words)}")
             print(f"runs:   {printable(str(folder))}", flush=True)
-        with watching(quiet, progress.counted, "figures") as watch:
+        with shown(not quiet, counted, "figures") as watch:
             page = report(runs, folder, watch, artists)
         if not as_json:
             print(f"report: {printable(str(page))}")
@@ -144,17 +164,16 @@ def _finish(
         names = [name for name, result in results.items() if result.status == status]
         if names:
             count = f"{len(names)} of {len(results)} points"
-            print(f"fedlens: {count} {words}: {printable(' '.join(names))}", file=sys.stderr)
+            warn(f"{count} {words}: {' '.join(names)}")
     names = [
         name
         for name, result in results.items()
         if result.status == "finished" and result.summary.get("collapsed") is True
     ]
     if names:
-        print(
-            f"fedlens: in {len(names)} of {len(results)} points the model gives every image the "
-            f"same class: {printable(' '.join(names))}",
-            file=sys.stderr,
+        warn(
+            f"in {len(names)} of {len(results)} points the model gives every image the "
+            f"same class: {' '.join(names)}"
         )
     statuses = {result.status for result in results.values()}
     raise SystemExit(0 if "finished" in statuses else EXIT[min(statuses, key=EXIT.__getitem__)])

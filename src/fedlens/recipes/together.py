@@ -17,7 +17,7 @@ from fedlens.runs.folder import new_folder
 from fedlens.runs.progress import decoding
 from fedlens.runs.summary import Record
 from fedlens.runs.sweep import prepare
-from fedlens.runs.watching import Watch, Watching, within_of
+from fedlens.runs.watching import Watch, Watching, tell
 from fedlens.storage.locks import LOCK, one_writer, remove_dead_lock
 from fedlens.storage.run_files import (
     MODEL,
@@ -128,13 +128,12 @@ class Together:
         )
 
         def say(record: Record) -> None:
-            assert watch is not None
             if "done" in record:
                 done, left = elsewhere + record["done"], later + record["left"]
                 record = record | {"done": done, "total": total, "left": left}
-            watch(record)
+            tell(watch, record)
 
-        told = Watching(say, within_of(watch)) if watch is not None else None
+        told = Watching(say) if watch is not None else None
         points = {self.names[place]: experiment for place, experiment in stage.items()}
         folders = {self.names[place]: place for place in stage}
         made = prepare(points, folders, data=self.data, watch=decoding(told))

@@ -22,7 +22,7 @@ from fedlens.runs.records import is_number
 from fedlens.runs.result import Result, by_name
 from fedlens.runs.stopping import Stopping
 from fedlens.runs.summary import Record, gains, stopped_round, summary
-from fedlens.runs.watching import Watch, within_of
+from fedlens.runs.watching import Watch, tell
 from fedlens.setup import Setup
 from fedlens.storage.run_files import CLIENTS, EVALUATION, LARGEST_LOSS, OVER, SUMMARY, to_json
 
@@ -142,8 +142,7 @@ class ActiveRun:
             self.file.append(record)
         self.records.append(record)
         self._whole = Whole(state, self.file.mark if self.file else None, best)
-        if self.watch is not None:
-            self.watch(record)
+        tell(self.watch, record)
         self.record_time = self.told_time = time.perf_counter()
 
     def tell_trained(self, num_workers: int, done: int, work: Work) -> None:
@@ -158,7 +157,7 @@ class ActiveRun:
         if len(work.cohort_sizes) == 1 and done >= 2 * num_workers:
             images = work.plan.counts.sum(1)
             record["share"] = float(images[:done].sum() / images.sum().clamp(min=1))
-        within_of(self.watch)(record)
+        tell(self.watch, record)
 
     def tell_step(self, work: Work, client: int, taken: int) -> None:
         """How many steps the client that trains has taken, now and then, of how many."""
@@ -173,12 +172,12 @@ class ActiveRun:
         if len(work.cohort_sizes) == 1:
             done = images[:client].sum() + images[client] * taken / steps
             record["share"] = float(done / images.sum().clamp(min=1))
-        within_of(self.watch)(record)
+        tell(self.watch, record)
 
     def tell_tested(self, done: int, total: int) -> None:
         """Report at intervals how many images of a round's evaluation are done."""
         if self._is_time_to_tell():
-            within_of(self.watch)({"tested": done, "of": total})
+            tell(self.watch, {"tested": done, "of": total})
 
     def _is_time_to_tell(self) -> bool:
         now = time.perf_counter()

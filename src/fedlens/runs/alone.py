@@ -21,7 +21,7 @@ from fedlens.rounds import RoundInput, State, begin, run_rounds
 from fedlens.rounds.client import ClientProgram
 from fedlens.runs.settings import torch_settings
 from fedlens.runs.twin import plain_training
-from fedlens.runs.watching import Watch
+from fedlens.runs.watching import Watch, tell
 from fedlens.setup import Setup
 
 AT_ONCE = 64  # clients whose models are in memory together
@@ -98,8 +98,7 @@ def _accuracy(
         for program in passes:
             states = _one_pass(plain, program, federations, states)
             done += 1
-            if watch is not None:
-                watch({told_as: done, "of": total})
+            tell(watch, {told_as: done, "of": total})
         for state, client in zip(states, some.tolist(), strict=True):
             found[client] = _tested(setup, client, state.params | state.buffers)
     return found

@@ -19,7 +19,7 @@ from fedlens.core import Tree
 from fedlens.rounds import State
 from fedlens.runs.checkpoint import describe, from_bytes, restore, to_bytes
 from fedlens.storage.files import remove_leftovers, write_atomically
-from fedlens.storage.locks import LOCK, FolderLock
+from fedlens.storage.locks import LOCK, FolderLock, not_writable
 from fedlens.storage.reading import BadFile, demand_fields, reading
 from fedlens.storage.run_files import (
     BEST,
@@ -327,7 +327,7 @@ def new_folder(path: Path, fill: Callable[[Path], None], overwrite: bool) -> Fol
         if any(made.iterdir()) and not (made / LOCK).exists():
             raise ValueError(f"{made} is in the way, and not a run's: move it")
     except OSError as error:
-        raise _not_writable(path, error) from error
+        raise not_writable(path, error) from error
     lock = FolderLock(made)
     try:
         _empty(made)  # left by a process that was killed here
@@ -341,7 +341,7 @@ def new_folder(path: Path, fill: Callable[[Path], None], overwrite: bool) -> Fol
         shutil.rmtree(made, ignore_errors=True)
         lock.release()
         if isinstance(error, OSError):
-            raise _not_writable(path, error) from error
+            raise not_writable(path, error) from error
         raise
     lock.folder = path
     return lock
@@ -353,10 +353,6 @@ def _empty(folder: Path) -> None:
             shutil.rmtree(path)
         elif path.name != LOCK:
             path.unlink()
-
-
-def _not_writable(path: Path, error: OSError) -> ValueError:
-    return ValueError(f"{path} cannot be written ({error.strerror or error}): choose another")
 
 
 def check_free(

@@ -6,11 +6,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from fedlens.data.places import Counted
-from fedlens.runs.watching import ASIDE, SHORT, WITHIN, Watch, Watching
+from fedlens.runs.watching import ASIDE, WITHIN, Watch, Watching
 from fedlens.storage.reading import printable
 
 if TYPE_CHECKING:
@@ -30,40 +30,8 @@ ECHO_COLUMNS = 4  # left free to the right of a bar: room for ^C twice
 def rounds(title: str, total: int, done: int = 0) -> Iterator[Watching]:
     """A watch over a run: a bar on a terminal, else a line every few seconds; both on stderr."""
     title = printable(title)
-    if _draws_bars():
-        with _bar(title) as advance:
-            remaining, at = _Remaining(total, done), done
-            evaluated: list[str] = []
-            trained: list[str] = []
-
-            def tell(over: float | None, *measures: str) -> None:
-                count = f"round {at}/{total}".ljust(len(f"round {total}/{total}"))
-                advance(at, total, count, over, *measures)
-
-            def show_within(record: Record) -> None:
-                if is_aside(record):
-                    show(record)
-                    return
-                remaining.within(record)
-                so_far = _so_far(record, SHORT)
-                tell(remaining.over, *evaluated, so_far, *(trained or [_point(record)]))
-
-            def show(record: Record) -> None:
-                nonlocal evaluated, at, trained
-                if is_aside(record):  # outside of rounds: its count replaces that of rounds
-                    is_before = any(key in record for key in ("decoded", "planned", "twin"))
-                    over, count = remaining.aside(record), _so_far(record, SHORT)
-                    advance(done if is_before else total, total, count, over, _loss(record))
-                    return
-                evaluated, at = _evaluated(record, evaluated, "{}"), _at(record)
-                trained = [_point(record), _loss(record)]
-                remaining.after(record)
-                tell(remaining.over, *evaluated, *trained)
-
-            tell(None)
-            yield Watching(show, show_within)
-    else:
-        yield _lines(title, total, done)
+    with _bar(title) if _draws_bars() else nullcontext() as advance:
+        yield Watching(_Rounds(title, total, done, advance))
 
 
 @contextmanager
@@ -171,27 +139,109 @@ class _Counted:
             print(f"{self.title}: {line}", file=sys.stderr, flush=True)
 
 
-class _Remaining:
-    """Estimates the time left for rounds from the rounds so far."""
+class _Rounds:
+    """Shows the progress of a run: on a bar by `advance`, or without one in lines."""
 
-    def __init__(self, total: int, done: int = 0) -> None:
+    def __init__(
+        self, title: str, total: int, done: int, advance: Callable[..., None] | None
+    ) -> None:
+        self.title, self.total, self.done, self.at = title, total, done, done
+        self.advance, self.remaining = advance, _Remaining(total, done)
+        self.evaluated: list[str] = []  # accuracies, the last known
+        self.trained: list[str] = []  # of the last round: its point in a sweep, and its loss
+        self.last_print = self.last_round = time.monotonic()
+        self.pause = PLAIN_SECONDS
+        if advance is not None:
+            self._draw(None)
+
+    def __call__(self, record: Record) -> None:
+        over = self.remaining.after(record)
+        if "round" in record:
+            self._take(record)
+        if self.advance is None:
+            self._print_if_due(record, _until(over, time.monotonic()))
+        elif is_aside(record):  # outside of rounds: its count replaces that of rounds
+            is_before = any(key in record for key in ("decoded", "planned", "twin"))
+            at = self.done if is_before else self.total
+            self.advance(at, self.total, _so_far(record, short=True), over, _loss(record))
+        else:
+            within = [] if "round" in record else [_so_far(record, short=True)]
+            self._draw(over, *self.evaluated, *within, *(self.trained or [_point(record)]))
+
+    def _take(self, record: Record) -> None:
+        """Take what a round is shown by; a sweep's point without accuracies shows none."""
+        called = "{} accuracy" if self.advance is None else "{}"
+        self.at = _at(record)
+        self.trained = [_point(record), _loss(record)]
+        found = _accuracies(record)
+        if found or "point" in record:
+            shares = found.items()
+            self.evaluated = [f"{called.format(part)} {100 * share:.1f}%" for part, share in shares]
+
+    def _draw(self, over: float | None, *measures: str) -> None:
+        assert self.advance is not None
+        count = f"round {self.at}/{self.total}".ljust(len(f"round {self.total}/{self.total}"))
+        self.advance(self.at, self.total, count, over, *measures)
+
+    def _print_if_due(self, record: Record, about: str) -> None:
+        now, loss = time.monotonic(), _loss(record, "train loss")
+        if is_aside(record):
+            number, of = _passes(record)
+            # The other kinds often end at once.
+            is_long = any(key in record for key in ("twin", "tuned", "alone"))
+            is_due = now - self.last_print >= PLAIN_SECONDS or (is_long and number in (1, of))
+            line = _joined(_so_far(record), loss, about)
+        elif "round" not in record:
+            is_due = now - self.last_print >= self.pause
+            self.pause = WITHIN_SECONDS if is_due else self.pause
+            so_far = _joined(_point(record), _so_far(record), about)
+            line = f"round {self.at + 1}/{self.total}  {so_far}"
+        else:
+            is_end = self.at in (self.done + 1, self.total)
+            is_due = now - self.last_round >= PLAIN_SECONDS or is_end or bool(_accuracies(record))
+            self.last_round = now if is_due else self.last_round
+            measures = _joined(_point(record), loss, *self.evaluated, about)
+            line = f"round {self.at}/{self.total}  {measures}"
+        if is_due:
+            self.last_print = now
+            print(f"{self.title}: {line}", file=sys.stderr, flush=True)
+
+
+class _Remaining:
+    """Estimates when rounds, or work outside of them, are over from what was told so far."""
+
+    def __init__(self, total: int, done: int) -> None:
         self.total, self.rounds = total, total - done  # in all, and left at the start
         self.first: tuple[float, float] | None = None  # first round: its time, and what was left
-        self.over: float | None = None  # the estimated end, by the last estimate
-        self.start()
+        self.over: float | None = None  # the estimated end of the rounds, by the last estimate
+        self.started = time.monotonic()  # of the rounds: after work before them
         self.aside_since = self.started, 1  # start of the work outside rounds, and its pass
 
-    def start(self) -> None:
-        """Start the clock of the rounds, for example after the twin is trained."""
-        self.started = time.monotonic()
-
-    def after(self, record: Record) -> str:
+    def after(self, record: Record) -> float | None:
+        """The estimated end of what the record is of; None if it is not known."""
         now = time.monotonic()
+        if is_aside(record):
+            self.started, (number, of) = now, _passes(record)
+            if number <= 1:
+                self.aside_since = now, number
+            since, first = self.aside_since
+            is_known = 1 < number < of
+            return now + (now - since) / (number - first) * (of - number) if is_known else None
+        if "round" in record:
+            self._after_round(record, now)
+        elif self.first is None and record.get("share"):
+            # In the first round, by its share of images so far. A sweep gives the `rounds` left in
+            # units of this point's rounds: those of points differ.
+            rounds = record.get("rounds", self.rounds)
+            self.over = self.started + (now - self.started) / record["share"] * rounds
+        return self.over
+
+    def _after_round(self, record: Record, now: float) -> None:
         left = record["left"] if "left" in record else self.total - _at(record)
         # The first round is not typical, since it compiles kernels, and in a sweep points run
         # theirs side by side. So it counts only for a single run, and only if it is long. It counts
         # with its own seconds: the server of a fleet may have waited an hour for its sites.
-        took = _seconds(record, now - self.started)
+        took = record.get("seconds", now - self.started) + record.get("evaluation_seconds", 0.0)
         is_told = "point" not in record and took >= PLAIN_SECONDS
         since, before = self.first or ((now - took, left + 1) if is_told else (now, left))
         self.first = self.first or (now, left)
@@ -199,74 +249,10 @@ class _Remaining:
             self.over = now + (now - since) / (before - left) * left
         elif left <= 0:
             self.over = None
-        return _until(self.over, now)
-
-    def aside(self, record: Record) -> float | None:
-        """The estimated end of work outside rounds; the clock of the rounds starts after it."""
-        self.start()
-        now, (number, of) = self.started, _passes(record)
-        if number <= 1:
-            self.aside_since = now, number
-        since, first = self.aside_since
-        return now + (now - since) / (number - first) * (of - number) if 1 < number < of else None
-
-    def within(self, record: Record) -> str:
-        """The time left by the last estimate; in the first round, by its share of images so far.
-
-        A sweep gives the `rounds` left in units of this point's rounds: those of points differ.
-        """
-        now = time.monotonic()
-        if self.first is None and record.get("share"):
-            rounds = record.get("rounds", self.rounds)
-            self.over = self.started + (now - self.started) / record["share"] * rounds
-        return _until(self.over, now)
 
 
 def _until(over: float | None, now: float) -> str:
     return f"about {span(over - now)} left" if over is not None and over > now else ""
-
-
-def _lines(title: str, total: int, done: int) -> Watching:
-    last_print = last_round = time.monotonic()
-    pause = PLAIN_SECONDS
-    remaining, at = _Remaining(total, done), done
-    evaluated: list[str] = []
-
-    def show_within(record: Record) -> None:
-        nonlocal last_print, pause
-        now = time.monotonic()
-        if is_aside(record):
-            show(record)
-        elif now - last_print >= pause:
-            last_print, pause = now, WITHIN_SECONDS
-            about = remaining.within(record)
-            so_far = _joined(_point(record), _so_far(record, WITHIN), about)
-            print(f"{title}: round {at + 1}/{total}  {so_far}", file=sys.stderr, flush=True)
-
-    def show(record: Record) -> None:
-        nonlocal last_print, last_round, evaluated, at
-        now = time.monotonic()
-        if is_aside(record):
-            number, of = _passes(record)
-            about = _until(remaining.aside(record), now)
-            # The other kinds often end at once.
-            is_long = any(key in record for key in ("twin", "tuned", "alone"))
-            is_end = is_long and number in (1, of)
-            if now - last_print >= PLAIN_SECONDS or is_end:
-                last_print = now
-                line = _joined(_so_far(record, ASIDE), _loss(record, "train loss"), about)
-                print(f"{title}: {line}", file=sys.stderr, flush=True)
-            return
-        evaluated, at = _evaluated(record, evaluated, "{} accuracy"), _at(record)
-        about = remaining.after(record)
-        is_due = now - last_round >= PLAIN_SECONDS or at in (done + 1, total)
-        if not is_due and not _accuracies(record):
-            return
-        last_print = last_round = now
-        line = _joined(_point(record), _loss(record, "train loss"), *evaluated, about)
-        print(f"{title}: round {at}/{total}  {line}", file=sys.stderr, flush=True)
-
-    return Watching(show, show_within)
 
 
 @contextmanager
@@ -358,9 +344,9 @@ def _passes(record: Record) -> tuple[int, int]:
     return next(record[key] for key in (*ASIDE, *WITHIN) if key in record), record["of"]
 
 
-def _so_far(record: Record, words: dict[str, str]) -> str:
-    what = next(words[key] for key in words if key in record)
-    return f"{what} {items(*_passes(record))}"
+def _so_far(record: Record, short: bool = False) -> str:
+    words = next(words for key, words in (ASIDE | WITHIN).items() if key in record)
+    return f"{words[short]} {items(*_passes(record))}"
 
 
 def _joined(*parts: str) -> str:
@@ -372,11 +358,6 @@ def _at(record: Record) -> int:
     return int(record["done"] if "done" in record else record["round"])
 
 
-def _seconds(record: Record, otherwise: float) -> float:
-    """The seconds of a round and its evaluation."""
-    return float(record.get("seconds", otherwise)) + float(record.get("evaluation_seconds", 0.0))
-
-
 def _point(record: Record) -> str:
     """The name of the point, in a sweep."""
     return printable(record["point"]) if "point" in record else ""
@@ -384,14 +365,6 @@ def _point(record: Record) -> str:
 
 def _loss(record: Record, called: str = "loss") -> str:
     return f"{called} {record['train_loss']:.3f}" if "train_loss" in record else ""
-
-
-def _evaluated(record: Record, before: list[str], called: str) -> list[str]:
-    """The accuracies of this record, or `before`; none for a sweep's point without accuracies."""
-    found = _accuracies(record)
-    if not found:
-        return [] if "point" in record else before
-    return [f"{called.format(part)} {100 * accuracy:.1f}%" for part, accuracy in found.items()]
 
 
 def _accuracies(record: Record) -> dict[str, float]:

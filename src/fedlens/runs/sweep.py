@@ -27,7 +27,7 @@ from fedlens.runs.result import Result
 from fedlens.runs.run import as_begun
 from fedlens.runs.spread import SpreadPoints, run_spread
 from fedlens.runs.summary import Record
-from fedlens.runs.watching import Watch, Watching, all_of, expect_watch, within_of
+from fedlens.runs.watching import Watch, Watching, all_of, expect_watch, tell
 from fedlens.runs.workload import images_a_round
 from fedlens.setup.network import Networks
 from fedlens.storage.locks import one_writer, remove_dead_lock
@@ -71,8 +71,13 @@ def sweep(
     expect_watch(watch, "sweep")
     source = Path(data) if data is not None else None
     with shown(progress, counted, "reading images") as reading:
-        told = all_of(reading, decoding(watch))
-        made = prepare(points, out, overwrite=overwrite, data=source, watch=told)
+        callbacks = [one for one in (reading, decoding(watch)) if one is not None]
+
+        def decoded(done: int, total: int) -> None:
+            for one in callbacks:
+                one(done, total)
+
+        made = prepare(points, out, overwrite=overwrite, data=source, watch=decoded)
     name = Path(out).name if out is not None else "sweep"
     with shown(progress, rounds, name, made.total, made.done) as bar:
         return made.run(all_of(bar, watch), keep_states)
@@ -153,28 +158,20 @@ class Sweep:
         say_beforehand(point.setup for stack in self.stacks for point in stack)
 
         def forward(point: Point, record: Record) -> None:
-            if watch is None:
-                return
-            if not is_aside(record):
+            if "round" in record:
                 left[point.name] = point.experiment.rounds - record["round"]
+            if watch is not None and not is_aside(record):
                 work = sum(number * weights[name] for name, number in left.items())
                 done = self.total - sum(left.values())
-                about = {"point": point.name, "done": done, "total": self.total, "left": work}
-                record = record | about
-            watch(record)
-
-        def left_like(point: Point) -> float:
-            """The work left of all points, in rounds of this point."""
-            work = sum(number * weights[name] for name, number in left.items())
-            return work / (weights[point.name] or 1.0)
-
-        def within(point: Point, record: Record) -> None:
-            within_of(watch)(record | {"point": point.name, "rounds": left_like(point)})
+                # Within a round: the work left of all points, in rounds of this point.
+                about = {"rounds": work / (weights[point.name] or 1.0)}
+                if "round" in record:
+                    about = {"done": done, "total": self.total, "left": work}
+                record = record | {"point": point.name, **about}
+            tell(watch, record)
 
         def watch_of(point: Point) -> Watch | None:
-            if watch is None:
-                return None
-            return Watching(partial(forward, point), partial(within, point))
+            return None if watch is None else Watching(partial(forward, point))
 
         parents = {folder.parent for folder in self.folders.values()}
         for folder in (*parents, *(self.folders[name] for name in self.kept)):

@@ -43,7 +43,7 @@ from fedlens.evaluation.evaluate import Twin, primary_part, tested_by_client
 from fedlens.evaluation.measures import measure_name
 from fedlens.runs.loop import train
 from fedlens.runs.summary import Record
-from fedlens.runs.watching import Watch, within_of
+from fedlens.runs.watching import Watch, tell
 from fedlens.setup import Setup, build
 from fedlens.setup.data import ClientTests, divided, split_seed
 from fedlens.storage.files import write_atomically
@@ -82,9 +82,8 @@ def trained(setup: Setup, watch: Watch | None = None) -> Twin:
         return Twin(float(known["records"][-1][measure]), cached=True, by_client=shares)
 
     def report_pass(record: Record) -> None:
-        if watch is not None:
-            passes = {"twin": record["round"], "of": described.rounds}
-            watch(passes | {"train_loss": record["train_loss"]})
+        passes = {"twin": record["round"], "of": described.rounds}
+        tell(watch, passes | {"train_loss": record["train_loss"]})
 
     result = train(central, report_pass)
     if result.status != "finished":
@@ -231,10 +230,10 @@ def _num_processed(setup: Setup, watch: Watch | None) -> float:
     algorithm, each = setup.program.algorithm, []
     largest = algorithm.draw.plan_size(int(federation.sizes(0).max()))
     at_once = max(PLANNED // max(largest, 1), FEWEST)
-    tell, count = within_of(watch), federation.num_clients
+    count = federation.num_clients
     for clients in torch.split(torch.arange(count), at_once):
         if count > at_once:
-            tell({"planned": int(clients[0]), "of": count})
+            tell(watch, {"planned": int(clients[0]), "of": count})
         plan = algorithm.draw(federation.holdings(0, clients), keys.fold(root, clients))
         each.append(plan.counts.sum(1).double())
     processed = torch.cat(each)  # [K]

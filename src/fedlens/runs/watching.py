@@ -11,30 +11,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedlens.runs.summary import Record
 
+ASIDE = {  # progress outside of rounds, in words for a line and for a bar
+    "decoded": ("reading images", "reading images"),
+    "planned": ("counting what clients train on, client", "twin: client"),
+    "twin": ("training its centralised twin, pass", "twin: pass"),
+    "tuned": ("fine-tuning each client's model, pass", "fine-tuning: pass"),
+    "alone": ("training clients by themselves, pass", "alone: pass"),
+    "drawn": ("resampling examples for intervals,", "intervals:"),
+}
 WITHIN = {  # progress within a round
-    "trained": "clients trained",
-    "stepped": "steps of a client",
-    "tested": "images tested",
+    "trained": ("clients trained", "trained"),
+    "stepped": ("steps of a client", "steps"),
+    "tested": ("images tested", "tested"),
 }
-ASIDE = {  # progress outside of rounds
-    "decoded": "reading images",
-    "planned": "counting what clients train on, client",
-    "twin": "training its centralised twin, pass",
-    "tuned": "fine-tuning each client's model, pass",
-    "alone": "training clients by themselves, pass",
-    "drawn": "resampling examples for intervals,",
-}
-SHORT = {  # shorter texts for all of these, for bars
-    "trained": "trained",
-    "stepped": "steps",
-    "tested": "tested",
-    "decoded": "reading images",
-    "planned": "twin: client",
-    "twin": "twin: pass",
-    "tuned": "fine-tuning: pass",
-    "alone": "alone: pass",
-    "drawn": "intervals:",
-}
+OFTEN = ("planned", *WITHIN)  # told only to a `Watching`
 
 Watch = Callable[["Record"], None]
 """A callback for each record of a run, and for progress outside of rounds (`ASIDE`)."""
@@ -42,13 +32,29 @@ Watch = Callable[["Record"], None]
 
 @dataclass(frozen=True)
 class Watching:
-    """A watch that also receives progress within a round. A plain watch receives records only."""
+    """A watch that also receives progress within a round: a key of `WITHIN`, and the total `of`."""
 
-    watch: Callable[..., None]
-    within: Callable[[Record], None]  # called with a key of `WITHIN`, and the total `of`
+    watch: Watch
 
-    def __call__(self, *told: Any) -> None:
-        self.watch(*told)
+    def __call__(self, record: Record) -> None:
+        self.watch(record)
+
+
+def tell(watch: Watch | None, record: Record) -> None:
+    """Call a watch, if there is one, with a record or with progress that is for it."""
+    is_for_all = not any(key in record for key in OFTEN)
+    if watch is not None and (is_for_all or isinstance(watch, Watching)):
+        watch(record)
+
+
+def all_of(*watches: Watch | None) -> Watching:
+    """One watch that tells several."""
+
+    def tell_all(record: Record) -> None:
+        for watch in watches:
+            tell(watch, record)
+
+    return Watching(tell_all)
 
 
 def expect_watch(given: Any, what: str) -> None:
@@ -73,23 +79,3 @@ def _takes_one(given: Callable[..., Any]) -> bool:
     except ValueError:  # unknown for a function that is not written in Python
         pass
     return True
-
-
-def within_of(watch: Callable[..., None] | None) -> Callable[[Record], None]:
-    """The callback of a watch for progress within a round; one that does nothing if it has none."""
-    return watch.within if isinstance(watch, Watching) else lambda _: None
-
-
-def all_of(*watches: Callable[..., None] | None) -> Watching:
-    """One watch that calls several."""
-
-    def watch_all(*told: Any) -> None:
-        for watch in watches:
-            if watch is not None:
-                watch(*told)
-
-    def tell_all(record: Record) -> None:
-        for watch in watches:
-            within_of(watch)(record)
-
-    return Watching(watch_all, tell_all)

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import torch
 
+from fedlens.algorithm import Algorithm
 from fedlens.config.experiment import Experiment
-from fedlens.config.names import LOSSES
+from fedlens.config.names import DEVICES, LOSSES
+from fedlens.config.options import Named, call, expect, find
+from fedlens.core import keys
 from fedlens.core.federation import Dataset, Examples, Federation, Holdings
 from fedlens.data.places import Counted
 from fedlens.data.statistics import emd_of
@@ -18,10 +21,12 @@ from fedlens.engines import Engine
 from fedlens.models.weights import Loaded
 from fedlens.network.network import Network
 from fedlens.network.ops import has_triton, loading_triton
+from fedlens.rounds import begin
 from fedlens.rounds.client import ClientProgram
-from fedlens.rounds.reports import Clock
+from fedlens.rounds.devices import Devices
+from fedlens.rounds.reports import Clock, Faults, Reporting
+from fedlens.rounds.traffic import traffic
 from fedlens.setup.algorithm import check_schedules, make_algorithm, warn_of_rate
-from fedlens.setup.clock import make_clock, needs_clock
 from fedlens.setup.data import (
     ClientTests,
     check_finite,
@@ -34,10 +39,9 @@ from fedlens.setup.data import (
 )
 from fedlens.setup.devices import devices_of, own_threads, precision_of
 from fedlens.setup.engine import engine_of
-from fedlens.setup.loss import try_loss
 from fedlens.setup.memory import demand_memory
 from fedlens.setup.network import Networks, shared_network
-from fedlens.setup.trial import try_algorithm
+from fedlens.setup.tryouts import try_algorithm, try_loss
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ def build(
         step.check(network.layout, algorithm.weigh)
     if algorithm.personal is not None:
         algorithm.personal.names(network.layout)
-    clocked = needs_clock(experiment, algorithm)
+    clocked = _needs_clock(experiment, algorithm)
     program = ClientProgram(algorithm, network.layout, experiment.augment, guarded=clocked)
     if beside is None:
         parts = {"train": train, "test": dataset.test, "validation": validation}
@@ -172,7 +176,7 @@ def build(
             on_disk(dataset, experiment.dataset, data),
         ),
         threads=own_threads() if beside is None else beside.threads,
-        clock=make_clock(experiment, network, program, federation) if clocked else None,
+        clock=_make_clock(experiment, network, program, federation) if clocked else None,
     )
 
 
@@ -205,3 +209,35 @@ def _placed(
             placed[name] = part.to(device, there.get(id(part.images)))
             there[id(part.images)] = placed[name].images
     return placed["train"], {name: placed[name] for name in parts if name in asked}
+
+
+def _needs_clock(experiment: Experiment, algorithm: Algorithm) -> bool:
+    """Whether rounds are asynchronous, or there are devices, faults or rules of reporting."""
+    described = (experiment.clients.devices, experiment.faults, experiment.reporting)
+    return algorithm.pace is not None or any(one is not None for one in described)
+
+
+def _make_clock(
+    experiment: Experiment, network: Network, program: ClientProgram, federation: Federation
+) -> Clock:
+    reporting = experiment.reporting or Reporting()
+    waits = replace(reporting, deadline=None, largest=None) != Reporting()
+    pace, count = program.algorithm.pace, federation.num_clients
+    if pace is not None and waits:
+        raise ValueError(
+            "asynchronous rounds wait for no quorum: leave reporting.over_select, quorum and "
+            "below_quorum out"
+        )
+    if pace is not None and pace.buffer > count and program.algorithm.remembers:
+        raise ValueError(
+            f"a round takes {pace.buffer} updates, but of clients that remember something each "
+            f"sends one, and there are {count}: choose a smaller buffer"
+        )
+    named = experiment.clients.devices or Named("alike")
+    key = keys.fold(keys.root(experiment.seed), keys.purpose("devices"))
+    function = find(DEVICES, named.name, "devices")
+    made = call(function, count, key, options=named.options)
+    devices = expect(made, Devices, f"devices {named.name!r}")
+    start = begin(network, program, federation, torch.device("cpu"))
+    up, down = traffic(program, start.params, start.buffers, start.told)
+    return Clock(devices, experiment.faults or Faults(), reporting, up, down)

@@ -15,7 +15,7 @@ from fedlens.engines import Engine, cluster
 from fedlens.engines.actor import OnDisk
 from fedlens.engines.processes import num_cores
 from fedlens.network.network import Network
-from fedlens.setup.network import stacking_fails
+from fedlens.setup.tryouts import stacking_fails
 
 logger = logging.getLogger(__name__)
 

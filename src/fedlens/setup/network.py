@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
 from torch.nn.parameter import is_lazy
 
 from fedlens.config.experiment import Experiment, Named
 from fedlens.config.names import MODELS
 from fedlens.config.options import call, expect, find
-from fedlens.config.own_code import mistake_of, place_of_error
 from fedlens.core import keys
 from fedlens.core.federation import Dataset
 from fedlens.models.freeze import freeze_norms, train_last
 from fedlens.models.weights import Loaded, load_weights
 from fedlens.network.layers import group_norm
-from fedlens.network.model import Model
 from fedlens.network.network import Network
-from fedlens.network.stacked.model import MappedModel
 from fedlens.setup.devices import PRECISIONS
-from fedlens.storage.reading import reason
+from fedlens.setup.tryouts import cannot_take, try_network
 
 
 def untrained(experiment: Experiment, shape: tuple[int, int, int], outputs: int) -> nn.Module:
@@ -65,7 +56,7 @@ def _give_shapes(module: nn.Module, shape: tuple[int, int, int]) -> None:
         with torch.no_grad():
             module.eval()(torch.zeros(2, *shape))
     except Exception as error:  # a module of the user's own may raise anything
-        raise _cannot_take(f"images of {shape}", error) from error
+        raise cannot_take(f"images of {shape}", error) from error
     for name, layer in module.named_modules():
         if any(map(is_lazy, layer.parameters(recurse=False))):
             raise ValueError(
@@ -73,16 +64,6 @@ def _give_shapes(module: nn.Module, shape: tuple[int, int, int]) -> None:
                 "would take its size: use it in forward, or take it out"
             )
     module.train(was_training)
-
-
-def _cannot_take(images: str, error: Exception) -> ValueError:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    of_shapes = isinstance(error, RuntimeError)  # torch raises it where shapes do not fit
-    return ValueError(
-        ("" if of_shapes else mistake_of(error))
-        or f"the model cannot take {images} ({reason}): choose a model for such images or, where "
-        "the data set takes a size, another size"
-    )
 
 
 # Mean and std of ImageNet, with which torchvision's weights were trained.
@@ -156,108 +137,5 @@ def make_network(experiment: Experiment, dataset: Dataset) -> tuple[Network, Loa
         )
     if not network.num_parameters:
         raise ValueError("the model has nothing to train: leave some parameters unfrozen")
-    _try(network, dataset, experiment.outputs)
+    try_network(network, dataset, experiment.outputs)
     return network, loaded
-
-
-def _try(network: Network, dataset: Dataset, outputs: int | None) -> None:
-    """Run one forward pass, to detect a model that does not fit the data."""
-    part = dataset.train if len(dataset.train) else dataset.test
-    try:
-        logits = network.predict(network.params, network.buffers, part.images[:2])
-    except ValueError:
-        raise
-    except Exception as error:  # a module of the user's own may raise anything
-        raise _cannot_take(f"images of {dataset.name}, {dataset.shape}", error) from error
-    wanted, shape = outputs or dataset.num_classes, tuple(logits.shape[1:])
-    if shape != (wanted,):
-        has = f"{dataset.name} has {wanted} classes" if outputs is None else f"outputs is {outputs}"
-        more = len(shape) == 1 and shape[0] > dataset.num_classes
-        raise ValueError(
-            f"the model gives {shape} outputs an image, but {has}: give it {wanted} outputs"
-            + f", or set outputs = {shape[0]}" * more
-        )
-    _try_training(network, part.images[:2])
-
-
-def _try_training(network: Network, images: torch.Tensor) -> None:
-    """Run one pass as in training, to detect random draws that do not depend on a key."""
-    before = torch.get_rng_state()
-    drew: list[nn.Module] = []
-    try:
-        with _watching_for_draws(drew):
-            _train(network, network.single, images)
-    except ValueError:
-        raise
-    except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"the model cannot be trained: {reason}") from error
-    if not torch.equal(before, torch.get_rng_state()):
-        torch.set_rng_state(before)
-        raise ValueError(
-            f"the model draws random numbers by itself{_where(network, drew)}, so that no run "
-            f"could be repeated: {_remedy(drew)}"
-        )
-
-
-def stacking_fails(network: Network, images: torch.Tensor) -> str:
-    """Why clients of this model cannot be trained side by side; "" if they can.
-
-    A model that is run layer by layer can: its forward pass has no unknown operations.
-    """
-    if not isinstance(network.stacked, MappedModel):
-        return ""
-    try:
-        _train(network, network.stacked, images)
-    except Exception as error:  # torch.func.vmap may refuse any operation
-        where = place_of_error(error).partition(": ")[0]
-        why = reason(error).partition(". ")[0]  # the rest asks for a bug report
-        return f"{where}: {why}" if where else why
-    return ""
-
-
-def _train(network: Network, model: Model, images: torch.Tensor) -> None:
-    """Run one forward pass of one client, as in training."""
-    params, buffers = (
-        {n: t[None] for n, t in tree.items()} for tree in (network.params, network.buffers)
-    )
-    key = torch.zeros(1, dtype=torch.int64)
-    with torch.no_grad():
-        model(params, buffers, images[None], key, torch.ones(1, len(images)))
-
-
-@contextmanager
-def _watching_for_draws(drew: list[nn.Module]) -> Iterator[None]:
-    """Collect the modules whose forward pass uses torch's generator, the innermost first."""
-    states: list[torch.Tensor] = []
-
-    def enter(*_: object) -> None:
-        states.append(torch.get_rng_state())
-
-    def leave(module: nn.Module, *_: object) -> None:
-        if not torch.equal(states.pop(), torch.get_rng_state()):
-            drew.append(module)
-
-    hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _where(network: Network, drew: list[nn.Module]) -> str:
-    if not drew:
-        return ""
-    kind = type(drew[0]).__name__
-    names = [name for name, module in network.named_modules() if module is drew[0] and name]
-    return f" in {names[0]} ({kind})" if names else f" in its forward ({kind})"
-
-
-def _remedy(drew: list[nn.Module]) -> str:
-    if drew and isinstance(drew[0], nn.MultiheadAttention):
-        return (
-            "set the attention's own dropout to 0 (`.self_attn.dropout = 0.0` of a "
-            "TransformerEncoderLayer, whose other dropout may stay)"
-        )
-    return "use nn.Dropout layers in place of torch.nn.functional.dropout and the like"

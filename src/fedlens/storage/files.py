@@ -5,13 +5,13 @@ from __future__ import annotations
 import glob
 import os
 import secrets
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from fedlens.storage.locks import try_lock
+from fedlens.storage.reading import never_ends
 
 PART = ".part"  # the suffix of a file that is still being written
 
@@ -29,17 +29,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     If that fails, it is removed. Files that killed processes left behind are removed, too. A device
     or a pipe cannot be replaced: it is written to directly.
     """
-    with _direct(path) if _is_special(path) else _beside(path) as file:
+    with _direct(path) if never_ends(path) else _beside(path) as file:
         yield file
-
-
-def _is_special(path: Path) -> bool:
-    """Whether `path` is a device, a pipe or a socket."""
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return False
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 @contextmanager

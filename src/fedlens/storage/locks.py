@@ -69,12 +69,13 @@ def one_writer(*folders: Path) -> Iterator[None]:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                reason = error.strerror or error
-                raise ValueError(
-                    f"{folder} cannot be written ({reason}): choose another"
-                ) from error
+                raise not_writable(folder, error) from error
             taken.enter_context(FolderLock(folder))
         yield
+
+
+def not_writable(folder: Path, error: OSError) -> ValueError:
+    return ValueError(f"{folder} cannot be written ({error.strerror or error}): choose another")
 
 
 def remove_dead_lock(folder: Path) -> None:
@@ -123,8 +124,7 @@ def _taken(folder: Path) -> int:
         try:
             handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            reason = error.strerror or error
-            raise ValueError(f"{folder} cannot be written ({reason}): choose another") from error
+            raise not_writable(folder, error) from error
         if try_lock(handle) is False:
             tries += 1
             about = os.pread(handle, 4096, 0)

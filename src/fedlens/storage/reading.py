@@ -49,7 +49,7 @@ def reading(file: Place, remedy: str = "take another copy") -> Iterator[None]:
 
 
 def never_ends(path: Path) -> bool:
-    """Whether reading may never end: a device, a pipe. A missing file is left to the reader."""
+    """Whether it is a device, a pipe or a socket, not a file or folder; a missing one is not."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
