@@ -9,7 +9,7 @@ import numpy as np
 from fedlens.config.experiment import Clients, Experiment, LocalTraining, Named
 from fedlens.core.federation import Examples, Holdings
 from fedlens.data.augment import Augment
-from fedlens.data.partitions.by_size import proportions
+from fedlens.data.partitions.dealing import proportions
 from fedlens.recipes.recipe import Scale
 from fedlens.report.blocks import Text
 
