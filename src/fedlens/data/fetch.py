@@ -142,7 +142,7 @@ def check(name: str, source: Source) -> list[tuple[str, str]]:
         places = _prepared(name, source)
         if not places:
             looked = ", ".join(str(root) for root in roots(source))
-            raise ValueError(f"{name} is not in {looked}: {_to_be_prepared(name)}")
+            raise ValueError(f"{name} is not in {looked}: {remedy_for(name)}")
         return [(str(place), store.state(place)) for place in places]
     entry = published(name)
     found = find(entry, roots(source))
@@ -197,13 +197,9 @@ def remedy_for(name: str) -> str:
         return "install Fedlens again"
     if name in PLACED:
         return to_be_placed(name)
-    return (
-        _to_be_prepared(name) if name in SETS else f"fetch it again with `fedlens data get {name}`"
-    )
-
-
-def _to_be_prepared(name: str) -> str:
-    return f"make it with `fedlens data prepare {name} --from METADATA --images IMAGES`"
+    if name in SETS:
+        return f"make it with `fedlens data prepare {name} --from METADATA --images IMAGES`"
+    return f"fetch it again with `fedlens data get {name}`"
 
 
 def _prepared(name: str, source: Source) -> list[Path]:
@@ -215,10 +211,8 @@ def published(name: str) -> Published:
     """The entry called `name` in the catalogue; a ValueError if it cannot be fetched."""
     if name == mini.NAME:
         raise ValueError(f"{name} is inside the package: there is nothing to fetch")
-    if name in PLACED:
-        raise ValueError(f"{name} cannot be fetched: {to_be_placed(name)}")
-    if name in SETS:
-        raise ValueError(f"{name} cannot be fetched: {_to_be_prepared(name)}")
+    if name in PLACED or name in SETS:
+        raise ValueError(f"{name} cannot be fetched: {remedy_for(name)}")
     if name not in PUBLISHED:
         raise ValueError(f"{name!r} is not a published set: {did_you_mean(name, PUBLISHED)}")
     return PUBLISHED[name]
