@@ -16,12 +16,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from fedlens.config.names import DATASETS
 from fedlens.config.options import did_you_mean
-from fedlens.core.federation import Dataset
 from fedlens.data import mini, store
 from fedlens.data.curation import SETS
-from fedlens.data.folders import tiny_imagenet, tiny_imagenet_contents
-from fedlens.data.handwriting import femnist, omniglot
+from fedlens.data.folders import tiny_imagenet_contents
 from fedlens.data.places import PLACED, Source, put_in_place, roots, to_be_placed
 from fedlens.data.published import PUBLISHED, Download, Form, Published, find, not_found
 from fedlens.storage.locks import try_lock
@@ -33,13 +32,6 @@ TIMEOUT = 30.0  # seconds without data
 
 Progress = Callable[[int, int | None], None]
 """A progress callback, called with the bytes received so far and the total."""
-
-
-PUT_IN_PLACE: dict[str, Callable[[Source], Dataset]] = {
-    "tiny-imagenet": tiny_imagenet,
-    "femnist": femnist,
-    "omniglot": omniglot,
-}
 
 
 class Unreachable(ConnectionError):
@@ -134,7 +126,7 @@ def check(name: str, source: Source) -> list[tuple[str, str]]:
         folder, form = put_in_place(name, source)
         files = sorted(file for pattern in form for file in folder.glob(pattern))
         try:
-            PUT_IN_PLACE[name](source)
+            DATASETS[name](source)
         except ValueError:
             return [(str(file), "damaged") for file in files]
         return [(str(file), "readable") for file in files]
