@@ -7,7 +7,7 @@ from copy import deepcopy
 from itertools import count
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def num_features(model: str, layers: Iterable[nn.Module], shape: tuple[int, int, int]) -> int:
@@ -16,9 +16,10 @@ def num_features(model: str, layers: Iterable[nn.Module], shape: tuple[int, int,
 
     def outputs(height: int, width: int) -> int:
         try:
-            return features(torch.empty(1, shape[0], height, width, device="meta")).numel()
+            made: Tensor = features(torch.empty(1, shape[0], height, width, device="meta"))
         except RuntimeError:  # a layer that is larger than the image it gets
             return 0
+        return made.numel()
 
     _, height, width = shape
     if not (found := outputs(height, width)):
