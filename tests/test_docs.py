@@ -31,8 +31,8 @@ from fedlens.config.names import ANNEALS, DEVICES, LOSSES, METRICS, OPTIMIZERS, 
 from fedlens.config.options import options_of
 from fedlens.config.signatures import words_of
 from fedlens.data import DATASETS
-from fedlens.data.catalogue import PUBLISHED
 from fedlens.data.partitions import PARTITIONS
+from fedlens.data.published import PUBLISHED
 from fedlens.models import MODELS
 from fedlens.report import report
 from fedlens.rounds.reports import Faults, Reporting

@@ -17,9 +17,9 @@ from fedlens import __version__
 from fedlens.algorithms import ALGORITHMS
 from fedlens.cli import doctor
 from fedlens.config.names import DEVICES
-from fedlens.data import DATASETS, catalogue
-from fedlens.data.catalogue import FASHION_MNIST, PUBLISHED, Download, Published
+from fedlens.data import DATASETS, published
 from fedlens.data.partitions import PARTITIONS
+from fedlens.data.published import FASHION_MNIST, PUBLISHED, Download, Published
 from fedlens.models import MODELS
 from tests.command_line import everything
 from tests.data.published_files import write_idx_set
@@ -230,7 +230,7 @@ def mirror(here, monkeypatch) -> Iterator[Path]:
         Download(name, len(content), hashlib.md5(content).hexdigest())
         for name, content in contents.items()
     )
-    forms = catalogue._idx_forms(FASHION_MNIST.forms[0].folders, files)
+    forms = published.idx_forms(FASHION_MNIST.forms[0].folders, files)
     small = {name: getattr(FASHION_MNIST, name) for name in FASHION_MNIST.__dataclass_fields__}
     small |= {"downloads": files, "forms": forms}
     monkeypatch.setitem(PUBLISHED, "fashion-mnist", Published(**small))

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from fedlens.cli.data import data_check
-from fedlens.data import DATASETS, Source, catalogue
-from fedlens.data.catalogue import CIFAR100, FASHION_MNIST, PUBLISHED, Download, Form, Published
-from fedlens.data.download import Unreachable
-from fedlens.data.fetch import check, get, get_from, here, listing, remedy_for
+from fedlens.data import DATASETS, Source, published
+from fedlens.data.fetch import Unreachable, check, get, get_from, here, listing, remedy_for
 from fedlens.data.places import cache
+from fedlens.data.published import CIFAR100, FASHION_MNIST, PUBLISHED, Download, Form, Published
 from tests.data.published_files import write_cifar100, write_idx_set
 
 IMAGES = "train-images-idx3-ubyte.gz"
@@ -93,7 +92,7 @@ def fashion(tmp_path: Path, server, monkeypatch) -> Path:
     contents = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
     server.files |= {f"/fashion-mnist/{name}": content for name, content in contents.items()}
     downloads = tuple(Download(n, len(c), md5(c)) for n, c in contents.items())
-    forms = catalogue._idx_forms(FASHION_MNIST.forms[0].folders, downloads)
+    forms = published.idx_forms(FASHION_MNIST.forms[0].folders, downloads)
     listed(FASHION_MNIST, monkeypatch, downloads=downloads, forms=forms)
     return folder
 

@@ -15,7 +15,7 @@ from fedlens.config import options
 from fedlens.core.federation import Examples, Holdings
 from fedlens.data.emd import emd
 from fedlens.data.partitions import PARTITIONS
-from fedlens.data.partitions.by_dirichlet import _without_replacement
+from fedlens.data.partitions.dealing import _without_replacement
 from tests.counting import num_calls
 
 ALPHAS = [0.0, 1e-320, 1e-12, 1e-3, 0.1, 1.0, 100.0, 1e6, 1e308, math.inf]

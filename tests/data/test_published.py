@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlens.data import DATASETS, Source, cifar, idx
-from fedlens.data.catalogue import CIFAR100, CIFAR100_COARSE, FASHION_MNIST, MNIST, PUBLISHED
 from fedlens.data.fetch import check, get_from, listing
 from fedlens.data.places import cache, roots
+from fedlens.data.published import CIFAR100, CIFAR100_COARSE, FASHION_MNIST, MNIST, PUBLISHED
 from fedlens.storage.reading import BadFile
 from tests.data.published_files import (
     idx_bytes,

@@ -13,7 +13,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fedlens.data import DATASETS, Source, curation, pictures, store
-from fedlens.data.partitions.by_file import published
+from fedlens.data.partitions.found import published
 from tests.fuzzing.cases import (
     TOY,
     Data,

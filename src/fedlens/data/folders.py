@@ -95,14 +95,7 @@ def _of_part(place: Path, laid: Laid, classes: Sequence[str], part: Part) -> Lis
         return None
     # Names are relative to an outermost part: `held_out` divides images by a hash of the name.
     base = place / some[0].file.parts[0] if laid.part_level == 0 else place
-    number = {name: i for i, name in enumerate(classes)}
-    rows = sorted(
-        (number[one.label], (place / one.file).relative_to(base).as_posix(), one.site or "")
-        for one in some
-    )
-    sites = np.array([site for _, _, site in rows])
-    columns = {"site": sites} if laid.layout == "site/class" else {}
-    return Listed([name for _, name, _ in rows], [label for label, _, _ in rows], base, columns)
+    return _sorted(base, [(place / one.file, one.label, one.site) for one in some], classes)
 
 
 def class_layout(place: Path, classes: Sequence[str]) -> Layout | None:
@@ -116,12 +109,12 @@ def class_layout(place: Path, classes: Sequence[str]) -> Layout | None:
 
 def listed_by_class(place: Path) -> tuple[Listed, list[str]]:
     """All images of a folder that has a folder for each class, and the classes with images."""
-    found = [(file, entry.name) for entry in folders_of(place) for file in images(entry)]
+    found = [(file, entry.name, None) for entry in folders_of(place) for file in images(entry)]
     if not found:
         raise ValueError(
             f"{place} has no class folders with images: put each class's images into its own"
         )
-    classes = sorted({name for _, name in found})
+    classes = sorted({name for _, name, _ in found})
     return _sorted(place, found, classes), classes
 
 
@@ -136,7 +129,12 @@ def tiny_imagenet(
     wnids = sorted(entry.name for entry in folders_of(place / "train"))
     if not wnids:
         raise ValueError(f"{place / 'train'} has no class folders: unpack the archive again")
-    train, test = _listed(place / "train", wnids), _listed(place / "val", wnids)
+    train, with_images = listed_by_class(place / "train")
+    for wnid in wnids:
+        if wnid not in with_images:
+            empty = place / "train" / wnid
+            raise ValueError(f"{empty} has no images: add some or remove the folder")
+    test = _annotated(place / "val", wnids)
     with reading(place / "words.txt", "unpack the archive again"):
         lines = (place / "words.txt").read_text(encoding="utf-8").splitlines()
     words = dict(line.split("\t", 1) for line in lines if "\t" in line)
@@ -153,21 +151,6 @@ def tiny_imagenet_contents(place: Path) -> str:
     return f"{num_train:,} + {num_test:,} images, 64×64, {num_classes:,} classes"
 
 
-def _listed(place: Path, classes: Sequence[str]) -> Listed:
-    """The images below each class folder, sorted by class and name."""
-    if (place / ANNOTATIONS).is_file():
-        return _annotated(place, classes)
-    found = []
-    for entry in folders_of(place):
-        inside = images(entry)
-        if not inside:
-            raise ValueError(f"{entry} has no images: add some or remove the folder")
-        found += [(file, entry.name) for file in inside]
-    if not found:
-        raise ValueError(f"{place} has no class folders: put each class's images into its own")
-    return _sorted(place, found, classes)
-
-
 def _annotated(place: Path, classes: Sequence[str]) -> Listed:
     """The images that the file ANNOTATIONS lists with their classes."""
     with reading(place / ANNOTATIONS, "unpack the archive again"):
@@ -175,15 +158,20 @@ def _annotated(place: Path, classes: Sequence[str]) -> Listed:
     rows = [line.split("\t") for line in lines if line.strip()]
     if not rows or any(len(row) < 2 for row in rows):
         raise ValueError(f"{place / ANNOTATIONS} is damaged: each line names a file and its class")
-    return _sorted(place, [(place / "images" / row[0], row[1]) for row in rows], classes)
+    return _sorted(place, [(place / "images" / row[0], row[1], None) for row in rows], classes)
 
 
-def _sorted(place: Path, found: Sequence[tuple[Path, str]], classes: Sequence[str]) -> Listed:
+def _sorted(
+    place: Path, found: Sequence[tuple[Path, str, str | None]], classes: Sequence[str]
+) -> Listed:
+    """Files with their classes and, if they have any, their sites, sorted by class and name."""
     number = {name: i for i, name in enumerate(classes)}
-    for file, name in found:
+    for file, name, _ in found:
         if name not in number:
             raise stranger(file, name, classes, "test")
-    rows = sorted((number[name], file.relative_to(place).as_posix()) for file, name in found)
-    names = [name for _, name in rows]
+    rows = sorted(
+        (number[name], file.relative_to(place).as_posix(), site or "") for file, name, site in found
+    )
+    labels, names, sites = map(list, zip(*rows, strict=True))
     demand_text(names, f"{place}: the file name")
-    return Listed(names, [label for label, _ in rows], place)
+    return Listed(names, labels, place, {"site": np.array(sites)} if any(sites) else {})

@@ -52,8 +52,3 @@ def read_part(folder: Path, part: str, ending: str) -> Examples:
 
 def read_folder(folder: Path, *, ending: str) -> tuple[Examples, Examples]:
     return read_part(folder, "train", ending), read_part(folder, "t10k", ending)
-
-
-def first_labels(path: Path, count: int) -> tuple[int, ...]:
-    """The first labels of a label file, which distinguish one data set from another."""
-    return tuple(int(label) for label in read(path, 1)[:count])

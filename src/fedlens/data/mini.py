@@ -12,8 +12,8 @@ import io
 
 from fedlens.core.federation import Dataset
 from fedlens.data import numpy_files
-from fedlens.data.catalogue import FASHION_MNIST
 from fedlens.data.places import Source
+from fedlens.data.published import FASHION_MNIST
 
 NAME = "fashion-mnist-mini"
 SHA256 = "dbf491042f9bdebd4b2674d2c9e977868b0b456acafd75c06296b5b55988b513"

@@ -1,28 +1,230 @@
-"""Find published data sets on this machine, and load them."""
+"""The published data sets: their files, addresses and class names, and how they are found."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
 
 from fedlens.core.federation import Dataset, Examples
-from fedlens.data import idx
-from fedlens.data.catalogue import (
-    CIFAR10,
-    CIFAR100,
-    CIFAR100_COARSE,
-    FASHION_MNIST,
-    MNIST,
-    PUBLISHED,
-    Form,
-    Published,
-)
+from fedlens.data import cifar, idx
 from fedlens.data.places import Source, roots
 from fedlens.storage.reading import BadFile, reading
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form in which the files of a set are stored in a folder."""
+
+    folders: tuple[str, ...]  # under a root; downloads go into the first
+    files: Mapping[str, str | None]  # the md5 sum of each, if it is published
+    read: Callable[[Path], tuple[Examples, Examples]]  # train and test
+
+
+class Download(NamedTuple):
+    """A file to download: a file of the set, or an archive."""
+
+    name: str
+    size: int
+    md5: str
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published data set."""
+
+    name: str
+    num_train: int
+    num_test: int
+    side: int  # images are square
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    forms: tuple[Form, ...]  # the first is the form that is downloaded
+    addresses: tuple[str, ...]  # each has all downloads
+    downloads: tuple[Download, ...]
+    first_test_labels: tuple[int, ...] = ()  # to distinguish sets with the same file names
+
+    @property
+    def contents(self) -> str:
+        """The contents of the set, in words."""
+        return (
+            f"{self.num_train:,} + {self.num_test:,} images, {self.side}×{self.side}, "
+            f"{len(self.classes)} classes"
+        )
+
+
+def idx_forms(folders: tuple[str, ...], downloads: tuple[Download, ...]) -> tuple[Form, ...]:
+    """MNIST's four files, gzipped as they are downloaded, or unpacked."""
+    zipped: dict[str, str | None] = {file.name: file.md5 for file in downloads}
+    plain: dict[str, str | None] = {file.name.removesuffix(".gz"): None for file in downloads}
+    return (
+        Form(folders, zipped, partial(idx.read_folder, ending=".gz")),
+        Form(folders, plain, partial(idx.read_folder, ending="")),
+    )
+
+
+IDX_FILES = "train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"
+
+
+def _gray(
+    name: str,
+    classes: tuple[str, ...],
+    mean: float,
+    std: float,
+    torchvision: str,
+    addresses: tuple[str, ...],
+    files: Sequence[tuple[int, str]],
+    test_labels: tuple[int, ...],
+) -> Published:
+    """A set in MNIST's files, of which `files` gives the sizes and md5 sums."""
+    downloads = tuple(
+        Download(f"{file}-ubyte.gz", size, md5)
+        for file, (size, md5) in zip(IDX_FILES, files, strict=True)
+    )
+    forms = idx_forms((name, f"{torchvision}/raw"), downloads)
+    return Published(
+        name, 60_000, 10_000, 28, classes, (mean,), (std,), forms, addresses, downloads, test_labels
+    )
+
+
+FASHION_MNIST = _gray(
+    "fashion-mnist",
+    classes=(
+        *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+        *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+    ),
+    mean=0.2860,
+    std=0.3530,
+    torchvision="FashionMNIST",
+    addresses=(
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+    ),
+    files=(
+        (26421880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+        (29515, "25c81989df183df01b3e8a0aad5dffbe"),
+        (4422102, "bef4ecab320f06d8554ea6380940ec79"),
+        (5148, "bb300cfdad3c16e7a12a480ee83cd310"),
+    ),
+    test_labels=(9, 2, 1, 1, 6, 1, 4, 6, 5, 7),
+)
+
+MNIST = _gray(
+    "mnist",
+    classes=tuple("0123456789"),
+    mean=0.1307,
+    std=0.3081,
+    torchvision="MNIST",
+    addresses=(
+        "https://ossci-datasets.s3.amazonaws.com/mnist",
+        "https://storage.googleapis.com/cvdf-datasets/mnist",
+    ),
+    files=(
+        (9912422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+        (28881, "d53e105ee54ea40749a09fcbcd1e9432"),
+        (1648877, "9fb629c4189551a2d022fa330f9573f3"),
+        (4542, "ec29112dd5afa0611ce80d1b7f02629c"),
+    ),
+    test_labels=(7, 2, 1, 0, 4, 1, 4, 9, 5, 9),
+)
+
+
+def _cifar(
+    name: str,
+    classes: tuple[str, ...],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    folders: tuple[str, str],
+    files: Mapping[str, str],
+    train: tuple[str, ...],
+    test: tuple[str, ...],
+    labels: tuple[str, ...],
+    archive: Download,
+) -> Published:
+    """A set in CIFAR's two forms: folders of Python's files, with md5 sums, and of binary files."""
+    binary = [tuple(f"{file}.bin" for file in part) for part in (train, test)]
+    read = partial(cifar.read_folder, labels=labels)
+    forms = (
+        Form(folders[:1], files, partial(read, train=train, test=test, binary=False)),
+        Form(
+            folders[1:],
+            dict.fromkeys((*binary[0], *binary[1])),
+            partial(read, train=binary[0], test=binary[1], binary=True),
+        ),
+    )
+    addresses = ("https://www.cs.toronto.edu/~kriz",)
+    return Published(
+        name, 50_000, 10_000, 32, classes, mean, std, forms, addresses, downloads=(archive,)
+    )
+
+
+CIFAR10 = _cifar(
+    "cifar10",
+    classes=(
+        *("airplane", "automobile", "bird", "cat", "deer"),
+        *("dog", "frog", "horse", "ship", "truck"),
+    ),
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.2023, 0.1994, 0.2010),
+    folders=("cifar-10-batches-py", "cifar-10-batches-bin"),
+    files={
+        "data_batch_1": "c99cafc152244af753f735de768cd75f",
+        "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+        "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+        "data_batch_4": "634d18415352ddfa80567beed471001a",
+        "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        "test_batch": "40351d587109b95175f43aff81a1287e",
+        "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
+    },
+    train=tuple(f"data_batch_{i}" for i in range(1, 6)),
+    test=("test_batch",),
+    labels=("labels",),
+    archive=Download("cifar-10-python.tar.gz", 170498071, "c58f30108f718f92721af3b95e74349a"),
+)
+
+FINE = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
+camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup
+dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower
+leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid
+otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray
+road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
+sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
+wardrobe whale willow_tree wolf woman worm
+"""
+
+COARSE = """
+aquatic_mammals fish flowers food_containers fruit_and_vegetables household_electrical_devices
+household_furniture insects large_carnivores large_man-made_outdoor_things
+large_natural_outdoor_scenes large_omnivores_and_herbivores medium_mammals
+non-insect_invertebrates people reptiles small_mammals trees vehicles_1 vehicles_2
+"""
+
+CIFAR100_COARSE = tuple(COARSE.split())
+
+CIFAR100 = _cifar(
+    "cifar100",
+    classes=tuple(FINE.split()),
+    mean=(0.5071, 0.4865, 0.4409),
+    std=(0.2673, 0.2564, 0.2762),
+    folders=("cifar-100-python", "cifar-100-binary"),
+    files={
+        "train": "16019d7e3df5f24257cddd939b257f8d",
+        "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+        "meta": "7973b15100ade9c7d40fb424638fde48",
+    },
+    train=("train",),
+    test=("test",),
+    labels=("coarse_labels", "fine_labels"),
+    archive=Download("cifar-100-python.tar.gz", 169001437, "eb9058c3a382ffc7106e4002c42a8d85"),
+)
+
+PUBLISHED = {entry.name: entry for entry in (FASHION_MNIST, MNIST, CIFAR10, CIFAR100)}
 
 
 class Found(NamedTuple):
@@ -54,20 +256,9 @@ def _is_another(entry: Published, form: Form, folder: Path) -> bool:
     others = {e.first_test_labels for e in PUBLISHED.values() if e.name != entry.name} - {()}
     names = [name for name in form.files if name.startswith("t10k-labels")]
     try:
-        return any(idx.first_labels(folder / name, 10) in others for name in names)
+        return any(tuple(idx.read(folder / name, 1)[:10].tolist()) in others for name in names)
     except ValueError:
         return False  # an unreadable file is reported when it is loaded
-
-
-def located(entry: Published, source: Source) -> Found:
-    """The folder of a whole set; raises a ValueError that lists the searched folders."""
-    found = find(entry, roots(source))
-    if found is None:
-        raise not_found(entry, source)
-    if found.missing:
-        lost = found.folder / found.missing[0]
-        raise ValueError(f"{entry.name} is incomplete, {lost} is missing: {_remedy(entry.name)}")
-    return found
 
 
 def not_found(entry: Published, source: Source) -> ValueError:
@@ -84,7 +275,13 @@ def _remedy(name: str) -> str:
 
 def load(entry: Published, source: Source) -> Dataset:
     """Load a published set from its files on this machine."""
-    folder, form, _ = located(entry, source)
+    found = find(entry, roots(source))
+    if found is None:
+        raise not_found(entry, source)
+    folder, form, missing = found
+    if missing:
+        lost = folder / missing[0]
+        raise ValueError(f"{entry.name} is incomplete, {lost} is missing: {_remedy(entry.name)}")
     try:
         train, test = form.read(folder)
     except BadFile as error:

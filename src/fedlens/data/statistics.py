@@ -61,26 +61,21 @@ def summary(counted: Counts) -> dict[str, Any]:
 
 
 def counts(
-    holdings: Holdings, labels: Tensor, num_classes: int, num_clients: int | None = None
+    holdings: Holdings, labels: Tensor | None, num_classes: int, num_clients: int | None = None
 ) -> dict[str, Any]:
     """The statistics of a partition without the EMD, which needs the counts of every client.
 
-    `num_clients` is that of the federation, if `holdings` has only some of its clients. Single
-    clients are not listed if there are more than MOST_DESCRIBED.
+    Without `labels` they say nothing of classes. `num_clients` is that of the federation, if
+    `holdings` has only some of its clients. Single clients are not listed if there are more than
+    MOST_DESCRIBED.
     """
-    about = sizes(holdings, num_clients)
-    if about["num_clients"] <= MOST_DESCRIBED:
-        about["label_counts"] = holdings.label_counts(labels, num_classes).tolist()
-    return about
-
-
-def sizes(holdings: Holdings, num_clients: int | None = None) -> dict[str, Any]:
-    """The statistics of a partition that need no labels."""
     count = num_clients or len(holdings)
     about: dict[str, Any] = {"num_clients": count}
     if count <= MOST_DESCRIBED:
         about |= {} if holdings.names is None else {"client_names": list(holdings.names)}
         about["sizes"] = holdings.sizes.tolist()
+        if labels is not None:
+            about["label_counts"] = holdings.label_counts(labels, num_classes).tolist()
     return about
 
 

@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import torch
 
 from fedlens.core.federation import Dataset
 from fedlens.data import numpy_files
-from fedlens.data.arrays import Column, examples
+from fedlens.data.arrays import Column, examples, moments
 from fedlens.data.curation import Listing
 from fedlens.data.pictures import ENDINGS, read
+from fedlens.data.places import Source, roots
 from fedlens.storage.files import remove_leftovers, replacing, write_atomically
 from fedlens.storage.locks import one_writer
 from fedlens.storage.reading import Fields, demand_fields, reading
@@ -108,6 +110,49 @@ def dataset(store: Path) -> Dataset:
         raise ValueError(f"{store} is incomplete: go on with `fedlens data prepare`")
     with reading(store, f"remove {store} and prepare again"):
         return _mapped_dataset(store, about)
+
+
+def _prepared(name: str, source: Source, size: int) -> Dataset:
+    """The set as `fedlens data prepare` made it."""
+    for root in roots(source):
+        place = root / f"{name}-{size}"
+        if place.is_dir():
+            return dataset(place)
+    looked = ", ".join(str(root) for root in roots(source))
+    raise ValueError(
+        f"{name} of size {size} is not in {looked}: make it with `fedlens data prepare {name} "
+        f"--size {size} --from METADATA --images IMAGES`"
+    )
+
+
+def inaturalist_user_120k(source: Source, *, size: int = 96) -> Dataset:
+    """iNaturalist: 120,300 photographs of 1,203 species, `size` × `size`, by user."""
+    return _prepared("inaturalist-user-120k", source, size)
+
+
+def inaturalist_geo_30k(source: Source, *, size: int = 96) -> Dataset:
+    """iNaturalist: 120,300 photographs, `size` × `size`, by S2 cell of at most 30,000."""
+    return _prepared("inaturalist-geo-30k", source, size)
+
+
+def inaturalist_geo_3k(source: Source, *, size: int = 96) -> Dataset:
+    """iNaturalist: 120,300 photographs, `size` × `size`, by S2 cell of at most 3,000."""
+    return _prepared("inaturalist-geo-3k", source, size)
+
+
+def inaturalist_geo_1k(source: Source, *, size: int = 96) -> Dataset:
+    """iNaturalist: 120,300 photographs, `size` × `size`, by S2 cell of at most 1,000."""
+    return _prepared("inaturalist-geo-1k", source, size)
+
+
+def inaturalist_geo_100(source: Source, *, size: int = 96) -> Dataset:
+    """iNaturalist: 120,300 photographs, `size` × `size`, by S2 cell of at most 100."""
+    return _prepared("inaturalist-geo-100", source, size)
+
+
+def landmarks_user_160k(source: Source, *, size: int = 96) -> Dataset:
+    """Landmarks: 164,172 photographs of 2,028 landmarks, `size` × `size`, by author."""
+    return _prepared("landmarks-user-160k", source, size)
 
 
 def _mapped_dataset(store: Path, about: Mapping[str, Any]) -> Dataset:
@@ -272,18 +317,15 @@ def _finish(
                 progress(start + len(chunk), len(kept), "writing")
             for channel in range(3):
                 counts[channel] += np.bincount(training[..., channel].ravel(), minlength=256)
-    value = np.arange(256) / 255
-    share = counts / counts.sum(1, keepdims=True)
-    mean = share @ value
-    std = np.sqrt((share * (value - mean[:, None]) ** 2).sum(1))
+    mean, std = moments(torch.from_numpy(counts).double())
     left_out = np.flatnonzero(done != DONE).tolist()
     about = {
         **{"name": name, "size": size, "num_train": num_train},
         **{"num_test": len(kept) - num_train, "num_left_out": len(left_out)},
         "left_out": [{"id": listed.ids[i], "why": WHY[int(done[i])]} for i in left_out],
         "sha256": digest.hexdigest(),
-        "mean": mean.tolist(),
-        "std": np.where(std > 0, std, 1.0).tolist(),
+        "mean": list(mean),
+        "std": list(std),
     }
     write_atomically(store / "manifest.json", json.dumps(about, indent=1).encode())
     _tidy(store)

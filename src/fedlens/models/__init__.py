@@ -1,8 +1,8 @@
-"""Image classifiers, one architecture a file.
+"""Image classifiers.
 
 A model is a function of the images' shape (channels, height, width) and of the number of classes;
 its keyword-only parameters are its options. Weights come from PyTorch's default initialisation
-and torch's global generator, unless the file says otherwise.
+and torch's global generator, unless the function says otherwise.
 """
 
 from __future__ import annotations

@@ -1,30 +1,112 @@
-"""The common structure of five published nets: two convolutions with pools, and linear layers."""
+"""Five published nets of two 5x5 convolutions, each with a 2x2 max-pool, and linear layers."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from itertools import pairwise
+from typing import Literal
 
 from torch import nn
 
 from fedlens.models.geometry import num_features
 
 
-def two_convolutions(
-    name: str,
+def fedns_cnn(
     shape: tuple[int, int, int],
     num_classes: int,
     *,
+    padding: Literal["same", "valid"] = "same",
+    relu_on_logits: bool = False,
+) -> nn.Module:
+    """The Fashion-MNIST CNN of FedNS.
+
+    Zhuo and Li, 2021, arXiv 2101.07995: 32 and 64 channels, layers of 1024 and 256. The paper does
+    not state the padding. On 1x28x28 with 10 classes: 3,529,354 parameters with `same`, 1,366,666
+    with `valid`. Read literally it puts a ReLU after the last layer, too; that is left out, since
+    logits may be negative, unless `relu_on_logits` is true.
+
+    Args:
+        padding: whether convolutions keep the size of images (`same`), or cut it (`valid`).
+        relu_on_logits: a ReLU after the last layer, as the paper says.
+    """
+    pad = 2 if padding == "same" else 0
+    model = _net("fedns-cnn", shape, num_classes, (32, 64), (1024, 256), (pad, pad))
+    if relu_on_logits:
+        model.add_module("relu5", nn.ReLU())
+    return model
+
+
+def hsu_cnn(
+    shape: tuple[int, int, int],
+    num_classes: int,
+    *,
+    padding: Literal["valid", "same"] = "valid",
+) -> nn.Module:
+    """The CIFAR CNN of Hsu et al.
+
+    Hsu, Qi and Brown, 2019, arXiv 1909.06335, and 2020, arXiv 2003.08082: 64 channels twice, layers
+    of 384 and 192, the net of McMahan et al. and of TensorFlow's tutorial. The papers do not state
+    the padding. On 3x32x32 with 10 classes: 797,962 parameters with `valid`, as in public
+    implementations on the same splits, and 1,756,426 with `same` (1,068,298 on 24x24 crops).
+
+    Args:
+        padding: whether convolutions cut the size of images (`valid`), or keep it (`same`).
+    """
+    pad = 2 if padding == "same" else 0
+    return _net("hsu-cnn", shape, num_classes, (64, 64), (384, 192), (pad, pad))
+
+
+def lenet5(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """LeNet-5 with ReLU and max-pools.
+
+    LeCun et al., Proceedings of the IEEE, 1998, in its usual modern form: 6 and 16 channels and
+    layers of 120 and 84, with ReLU and max-pools where the original has tanh, learned average pools
+    and a partly connected second convolution. LeNet-5 takes 32x32, so smaller images are padded by
+    2 in the first convolution. On 1x28x28 (or 1x32x32) with 10 classes: 61,706 parameters.
+    """
+    pad = 2 if min(shape[1:]) < 32 else 0
+    return _net("lenet5", shape, num_classes, (6, 16), (120, 84), (pad, 0))
+
+
+def mcmahan_cnn(
+    shape: tuple[int, int, int],
+    num_classes: int,
+    *,
+    geometry: Literal["same", "paper4"] = "same",
+) -> nn.Module:
+    """The MNIST CNN of McMahan et al.
+
+    AISTATS 2017, arXiv 1602.05629: 32 and 64 channels and a layer of 512. On 1x28x28 with 10
+    classes: 1,663,370 parameters in both geometries. `same` keeps the size in a convolution (28,
+    14, 14, 7); `paper4` is the table in Ghaemi's report on FedAvg, FedProx and ADMM, which pads
+    convolutions and pools by 1 (26, 14, 12, 7).
+
+    Args:
+        geometry: `paper4` pads convolutions and pools by 1; `same` keeps the size of images.
+    """
+    pad, pool = (2, 0) if geometry == "same" else (1, 1)
+    return _net("mcmahan-cnn", shape, num_classes, (32, 64), (512,), (pad, pad), pool)
+
+
+def simple_cnn(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """The net of PyTorch's CIFAR-10 tutorial.
+
+    NIID-Bench and others call it simple-cnn: 6 and 16 channels, no padding, layers of 120 and 84.
+    With 10 classes: 62,006 parameters on 3x32x32, 44,426 on 1x28x28.
+    """
+    return _net("simple-cnn", shape, num_classes, (6, 16), (120, 84), (0, 0))
+
+
+def _net(
+    name: str,
+    shape: tuple[int, int, int],
+    num_classes: int,
     channels: tuple[int, int],
     hidden: tuple[int, ...],
-    padding: tuple[int, int] = (0, 0),
+    padding: tuple[int, int],
     pool_padding: int = 0,
 ) -> nn.Sequential:
-    """5x5 convolutions of these channels, each with a 2x2 max-pool, and layers of these widths.
-
-    A ReLU follows each of them except the last. `name` is the model's name in the error for images
-    that are too small.
-    """
+    """Convolutions of these channels and layers of these widths, each with a ReLU but the last."""
     features: dict[str, nn.Module] = {
         "conv1": nn.Conv2d(shape[0], channels[0], 5, padding=padding[0]),
         "relu1": nn.ReLU(),

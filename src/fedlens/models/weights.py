@@ -69,7 +69,11 @@ def load_weights(module: nn.Module, source: str, sha256: str | None = None) -> L
                 "weights_sha256"
             )
         found = _tensors(path, source if is_address(source) else str(path))
-        _refuse_not_finite(found, source)
+        if bad := not_finite(found):
+            raise ValueError(
+                f"{source} has numbers that are not finite in {_some(bad)}: no model can start "
+                "from it"
+            )
     except ValueError:
         if is_address(source):  # a wrong file is not kept in the cache
             path.unlink(missing_ok=True)
@@ -105,13 +109,6 @@ def _head(module: nn.Module, own: Tree, found: Tree) -> list[str]:
 def not_finite(found: Tree) -> list[str]:
     """The names of tensors with NaN or infinity."""
     return [n for n, t in found.items() if t.is_floating_point() and not t.isfinite().all()]
-
-
-def _refuse_not_finite(found: Tree, source: str) -> None:
-    if bad := not_finite(found):
-        raise ValueError(
-            f"{source} has numbers that are not finite in {_some(bad)}: no model can start from it"
-        )
 
 
 def _refuse_other_norms(module: nn.Module, found: Tree, source: str) -> None:

@@ -50,5 +50,5 @@ def samples(scale: Scale, wanted: str, each: int, published: dict[str, int]) -> 
 
 def _first(dataset: Dataset, label: int, count: int) -> list[Image]:
     index = torch.nonzero(dataset.train.labels == label)[:count, 0]
-    images = dataset.train.images[index].permute(0, 2, 3, 1).numpy()  # [count, H, W, channels]
+    images = dataset.train.read(index).permute(0, 2, 3, 1).numpy()  # [count, H, W, channels]
     return [image[..., 0] if image.shape[2] == 1 else image for image in images]

@@ -226,11 +226,10 @@ def _twin(setup: Setup, watch: Watch | None) -> Twin | None:
 
 def _partition(setup: Setup) -> dict[str, Any]:
     federation = setup.federation
+    held, num_clients = federation.described(), federation.num_clients
     if not setup.knows_labels:
-        return statistics.sizes(federation.described())
-    counts = statistics.counts(
-        federation.described(), federation.labels, federation.num_classes, federation.num_clients
-    )
+        return statistics.counts(held, None, federation.num_classes, num_clients)
+    counts = statistics.counts(held, federation.labels, federation.num_classes, num_clients)
     return counts | {"emd": setup.emd}
 
 

@@ -37,7 +37,7 @@ from fedlens.core import keys
 from fedlens.core.federation import Examples, Federation, Fixed, Holdings, Lasting
 from fedlens.core.trees import bytes_of
 from fedlens.data.partitions.altered import Altered
-from fedlens.data.partitions.by_name import dealt
+from fedlens.data.partitions.dealing import dealt
 from fedlens.data.places import cache
 from fedlens.evaluation.evaluate import Twin, primary_part, tested_by_client
 from fedlens.evaluation.measures import measure_name

@@ -18,7 +18,7 @@ from fedlens.core.federation import Dataset, Examples, Fixed, Holdings, Split, o
 from fedlens.data.map_style import MapStyle, map_style
 from fedlens.data.partitions import natural_column
 from fedlens.data.partitions.altered import Altered
-from fedlens.data.partitions.by_name import dealt
+from fedlens.data.partitions.dealing import dealt
 from fedlens.data.places import Counted, Source, existing
 from fedlens.engines.actor import OnDisk
 

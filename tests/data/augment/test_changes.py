@@ -10,10 +10,17 @@ from PIL import Image, ImageEnhance, ImageOps
 import fedlens as fl
 from fedlens.core import keys
 from fedlens.data.augment import Augment
-from fedlens.data.augment.colors import blend, gray, jitter, mean_gray
-from fedlens.data.augment.crops import cut_out
+from fedlens.data.augment.changes import (
+    Affine,
+    blend,
+    cut_out,
+    gray,
+    jitter,
+    mean_gray,
+    rotate,
+    warp,
+)
 from fedlens.data.augment.rand_augment import OPERATIONS, apply, rand_augment
-from fedlens.data.augment.warp import Affine, rotate, warp
 from tests.data.augment.test_augment import batch
 from tests.toys import toy
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core import Batch, keys
-from fedlens.data.augment.colors import as_floats, as_they_were
+from fedlens.data.augment.changes import as_floats, as_they_were
 
 
 class Mixture(NamedTuple):

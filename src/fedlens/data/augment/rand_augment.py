@@ -14,8 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlens.core import keys
-from fedlens.data.augment.colors import as_floats, as_they_were, blend, gray, mean_gray
-from fedlens.data.augment.warp import Affine, warp
+from fedlens.data.augment.changes import (
+    Affine,
+    as_floats,
+    as_they_were,
+    blend,
+    gray,
+    mean_gray,
+    warp,
+)
 
 LARGEST = 30  # magnitude
 OPERATIONS = (

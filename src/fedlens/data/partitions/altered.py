@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedlens.config.names import PLAIN_PARTITIONS
 from fedlens.core.federation import Examples, Holdings
-from fedlens.data.partitions.by_name import dealt
+from fedlens.data.partitions.dealing import dealt
 
 CHUNK = 1024  # images changed at a time, to limit memory use
 

@@ -10,7 +10,7 @@ import numpy as np
 from fedlens.config.experiment import Clients, Experiment, LocalTraining, Named
 from fedlens.core.federation import Examples, Holdings
 from fedlens.data.augment import Augment
-from fedlens.data.partitions.by_size import proportions
+from fedlens.data.partitions.dealing import proportions
 from fedlens.recipes.page import beside, curves
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Curves, Text

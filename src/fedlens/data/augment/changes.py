@@ -1,15 +1,21 @@
-"""Parts of images: crops, mirror images, parts stretched to the whole, squares cut out.
+"""Changes of batches of images: crops, mirror images, rotations, brightness and colours.
 
 Images are [C, B, channels, H, W], with a key for each of them [C, B].
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedlens.core import keys
+
+RED, GREEN, BLUE = 0.299, 0.587, 0.114  # luma coefficients of ITU-R BT.601
 
 
 def crop_and_flip(images: Tensor, row_key: Tensor, crop: int, flip: bool) -> Tensor:
@@ -47,14 +53,9 @@ def resize_parts(images: Tensor, row_key: Tensor, least: float, aspect: float) -
     at_x = (left[:, None] + wide[:, None] * across)[:, None, :].expand(-1, height, -1)
     at_y = (top[:, None] + tall[:, None] * down)[:, :, None].expand(-1, -1, width)
     places = 2 * torch.stack([at_x, at_y], -1) - 1
-    flat = images.flatten(0, 1)
-    wide_type = torch.promote_types(images.dtype, torch.float32)
-    sampled = F.grid_sample(
-        flat.to(wide_type), places.to(wide_type), padding_mode="border", align_corners=False
-    )
-    if not images.is_floating_point():
-        sampled = sampled.round()
-    return sampled.to(images.dtype).view(images.shape)
+    flat = as_floats(images).flatten(0, 1)
+    sampled = F.grid_sample(flat, places.to(flat), padding_mode="border", align_corners=False)
+    return as_they_were(sampled, images).view(images.shape)
 
 
 def cut_out(images: Tensor, row_key: Tensor, side: int) -> Tensor:
@@ -80,3 +81,92 @@ def _gather(images: Tensor, pad: int, pixel: Tensor) -> Tensor:
         return out.view(num_clients, size, height, width, channels).movedim(-1, 2)
     padded = F.pad(flat, (pad, pad, pad, pad)).flatten(2)
     return padded.gather(2, index[:, None, :].expand(-1, channels, -1)).view(images.shape)
+
+
+class Affine(NamedTuple):
+    """Maps a pixel to its source; both positions are in pixels from the centre: [C, B] each.
+
+    x_from = xx x + xy y + x0, and y_from = yx x + yy y + y0.
+    """
+
+    xx: Tensor
+    xy: Tensor
+    x0: Tensor
+    yx: Tensor
+    yy: Tensor
+    y0: Tensor
+
+    @classmethod
+    def rotation(cls, angle: Tensor) -> Affine:
+        """A counterclockwise rotation by an angle in radians."""
+        cos, sin = angle.cos(), angle.sin()
+        zero = torch.zeros_like(angle)
+        return cls(cos, -sin, zero, sin, cos, zero)
+
+
+def rotate(images: Tensor, row_key: Tensor, degrees: float) -> Tensor:
+    """Rotate each image about its centre by a random angle of up to `degrees` either way."""
+    angle = (2 * keys.uniform(row_key) - 1) * math.radians(degrees)
+    return as_they_were(warp(as_floats(images), Affine.rotation(angle)), images)
+
+
+def warp(images: Tensor, how: Affine) -> Tensor:
+    """Transform float images with bilinear interpolation; zeros outside of an image."""
+    height, width = images.shape[-2:]
+    x = torch.arange(width, device=images.device) - (width - 1) / 2
+    y = torch.arange(height, device=images.device)[:, None] - (height - 1) / 2
+    xx, xy, x0, yx, yy, y0 = (number.flatten()[:, None, None] for number in how)
+    places = torch.stack(
+        [(xx * x + xy * y + x0) * 2 / width, (yx * x + yy * y + y0) * 2 / height], -1
+    )
+    flat = images.flatten(0, 1)
+    sampled = F.grid_sample(flat, places.to(flat), align_corners=False)
+    return sampled.view(images.shape)
+
+
+def jitter(
+    images: Tensor, row_key: Tensor, brightness: float, contrast: float, saturation: float
+) -> Tensor:
+    """Scale each by a random factor between 1 - x and 1 + x, as torchvision's ColorJitter does.
+
+    The order is fixed as above, and there is no change of hue.
+    """
+    x, is_bytes = as_floats(images), not images.is_floating_point()
+    changes: list[tuple[float, Callable[[Tensor], Tensor]]] = [
+        (brightness, torch.zeros_like),
+        (contrast, mean_gray),
+        (saturation, gray),
+    ]
+    for number, (most, faded) in enumerate(changes):
+        if most:
+            low = max(1 - most, 0.0)
+            factor = low + (1 + most - low) * keys.uniform(keys.fold(row_key, number))
+            x = blend(faded(x), x, factor, is_bytes)
+    return as_they_were(x, images)
+
+
+def blend(one: Tensor, other: Tensor, share: Tensor, is_bytes: bool) -> Tensor:
+    """one + share (other - one), with a share [C, B] for each image; bytes stay in 0..255."""
+    mixed = one + share.to(other)[:, :, None, None, None] * (other - one)
+    return mixed.clamp(0, 255) if is_bytes else mixed
+
+
+def gray(x: Tensor) -> Tensor:  # [C, B, 1, H, W]
+    """The brightness of each pixel."""
+    if x.shape[2] != 3:
+        return x.mean(2, keepdim=True)
+    red, green, blue = x.unbind(2)
+    return (RED * red + GREEN * green + BLUE * blue)[:, :, None]
+
+
+def mean_gray(x: Tensor) -> Tensor:  # [C, B, 1, 1, 1]
+    return gray(x).mean((-2, -1), keepdim=True)
+
+
+def as_floats(images: Tensor) -> Tensor:
+    return images.to(torch.promote_types(images.dtype, torch.float32))
+
+
+def as_they_were(x: Tensor, images: Tensor) -> Tensor:
+    """`x` in the dtype of `images`, rounded for bytes."""
+    return (x if images.is_floating_point() else x.round()).to(images.dtype)
