@@ -49,7 +49,7 @@ def play(algorithm, rounds=2, clock=None, engine="sequential", federation=None, 
     """The last state, and what came of each round."""
     federation = federation or noisy_images(FEW)
     network = Network(small_cnn(norm), dtype=torch.float64)
-    program = ClientProgram(algorithm, network.layout, guarded=clock is not None)
+    program = ClientProgram(algorithm, network.layout, measures_norm=clock is not None)
     made = ENGINES[engine](network, federation.examples)
     state, outcomes = begin(network, program, federation, CPU), []
     try:

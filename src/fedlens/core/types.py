@@ -126,6 +126,7 @@ class Local:
     numbers: tuple[Tensor, ...] = ()  # [] or [C] each: the numbers of `objective` and `solve`
     lr: Number | None = None  # of its steps, if they have one; set for the upload
     factored: FactoredWeights | None = None  # of the layers whose weights are not in `params`
+    clients: Tensor | None = None  # [C] their numbers; zeros at a site, which does not know them
     client_keys: Tensor | None = None  # [C] of this round
 
     def key(self, name: str) -> Tensor:  # [C]

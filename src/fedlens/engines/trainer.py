@@ -56,7 +56,7 @@ class Trained(NamedTuple):
 
     def received(self) -> Part:
         """The part of these clients. The next result may overwrite the memory of its update."""
-        part, kept = self.part, unstack(self.keep, len(self.part.scalars["loss"]))
+        part, kept = self.part, unstack(self.keep, self.part.num_clients)
         scalars, channel_scalars, keep = copies((part.scalars, part.channel_scalars, kept))
         update = part.update
         if not part.combined:

@@ -120,7 +120,7 @@ class Fleet(Engine):
         }
         if self._declared is None:
             plain = Sequential(self.network, _no_examples())
-            self._declared = payload.declared(replace(program, apart=True), plain, shared)
+            self._declared = payload.declared(replace(program, uncombined=True), plain, shared)
         algorithm, failed = program.algorithm, dict[int, str]()
         goal = min(algorithm.select.cohort_size, len(work))
         needed = self.rules.needed(goal, algorithm.combine.fewest)

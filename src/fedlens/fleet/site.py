@@ -280,7 +280,9 @@ class Task:
             wanted = shortened(repr(round), 20)
             raise Refused(f"it was asked for round {wanted} of {self.terms.rounds}")
         algorithm = make_algorithm(self.experiment, round)
-        return ClientProgram(algorithm, self.network.layout, self.experiment.augment, apart=True)
+        return ClientProgram(
+            algorithm, self.network.layout, self.experiment.augment, uncombined=True
+        )
 
     @cached_property
     def engine(self) -> Sequential | Stacked:

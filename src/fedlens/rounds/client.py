@@ -33,11 +33,11 @@ from fedlens.rounds.steps import (
     StepInput,
     TakeSteps,
     WeightForm,
-    alike,
     as_batch,
     concatenated,
     drift_of,
     each_step,
+    equal_steps,
     numbers_of_clients,
     one_for_all,
     own_rows,
@@ -64,8 +64,8 @@ class ClientProgram:
     augment: Augment | None = None
     each: tuple[Algorithm, ...] = ()
     form: WeightForm | None = None
-    guarded: bool = False  # whether the norm of all that a client sends is measured
-    apart: bool = False  # whether uploads stay uncombined: which others report is not known yet
+    measures_norm: bool = False  # of all that a client sends
+    uncombined: bool = False  # whether uploads stay so: which others report is not known yet
 
     @classmethod
     def joint(cls, programs: Sequence[ClientProgram], like: Tensor) -> ClientProgram:
@@ -119,7 +119,13 @@ class ClientProgram:
 
     @cached_property
     def _structure(self) -> tuple[Any, ...]:
-        found: list[Any] = [self.layout, self.augment, self.form, self.guarded, self.apart]
+        found: list[Any] = [
+            self.layout,
+            self.augment,
+            self.form,
+            self.measures_norm,
+            self.uncombined,
+        ]
         for one in self.algorithms:
             rules = with_numbers((one.objective, one.solve), itertools.repeat(_A_NUMBER))
             found += [rules, one.upload, one.channel, one.combine, one.carries, one.memory]
@@ -143,16 +149,15 @@ class ClientProgram:
         some_of = rows_of if take_steps is None else views_of
         take_steps = take_steps or partial(self.take_steps, model, examples)
         local, loss = self._train(examples.labels, cuts, take_steps, some_of, shared, inputs)
-        client_keys = inputs.keys
         if inputs.to_cohort is not None:
             order = inputs.to_cohort
-            local, loss, client_keys = map_tensors(
-                (local, loss, client_keys), lambda t: t[order] if t.ndim and len(t) > 1 else t
+            local, loss = map_tensors(
+                (local, loss), lambda t: t[order] if t.ndim and len(t) > 1 else t
             )
         with torch.no_grad():
             uploads = self._uploads(spans, local, shared.exact)
             return [
-                self._send(span, upload, local, loss, inputs, client_keys)
+                self._send(span, upload, local, loss, inputs)
                 for span, upload in zip(spans, uploads, strict=True)
             ]
 
@@ -182,7 +187,7 @@ class ClientProgram:
         losses: list[Tensor] = []
         finished: list[Local] = []
 
-        for some, training, width in alike(cuts):
+        for some, training, width in equal_steps(cuts):
             if training < len(local.steps):
                 finished.append(some_of(local, slice(training, None)))
                 local = some_of(local, slice(training))
@@ -307,6 +312,7 @@ class ClientProgram:
             steps=inputs.steps,
             group=group,
             numbers=numbers_of_clients(inputs, params),
+            clients=inputs.clients,
             client_keys=inputs.keys,
         )
         algorithm = self.algorithm_of(local)
@@ -322,8 +328,8 @@ class ClientProgram:
         group = local.group
         if group is None:
             return [self._upload(0, replace(local, exact=exact))]
-        alike = self.form is not None and self.form.sums_uploads  # uploads are small then
-        if alike or not self.each:  # or groups are versions of one experiment's model
+        small = self.form is not None and self.form.sums_uploads
+        if small or not self.each:  # or groups are versions of one experiment's model
             own = {name: t[group] for name, t in exact.items()}
             whole = self._upload(0, replace(local, exact=own))
             return [map_tensors(whole, itemgetter(slice(first, end))) for _, first, end in spans]
@@ -348,13 +354,7 @@ class ClientProgram:
         return own.upload(local)
 
     def _send(
-        self,
-        span: Span,
-        upload: Upload,
-        local: Local,
-        loss: Tensor,
-        inputs: ClientInputs,
-        client_keys: Tensor,
+        self, span: Span, upload: Upload, local: Local, loss: Tensor, inputs: ClientInputs
     ) -> Part:
         """What comes back from the clients of one experiment."""
         number, rows = span[0], slice(*span[1:])
@@ -363,7 +363,7 @@ class ClientProgram:
         if "label_counts" not in algorithm.discloses:
             cohort = cohort._replace(label_shares=None)
         model, solver, loss, client_keys = map_tensors(
-            (local.params | local.buffers, local.solver, loss, client_keys), itemgetter(rows)
+            (local.params | local.buffers, local.solver, loss, local.client_keys), itemgetter(rows)
         )
         sent, keep = self.leaving(upload.update), dict(upload.keep)
         algorithm.check_kept(keep)
@@ -383,10 +383,10 @@ class ClientProgram:
             keep[OWN] = {name: model[name] for name in self.own_names}
         refuse_taken([*upload.scalars, *channel_scalars])
         scalars = {"loss": loss, **upload.scalars}
-        if self.guarded:
+        if self.measures_norm:
             scalars[NORM] = norm_of([sent, *upload.extra.values()], loss)
         whole = len(loss) == inputs.cohort_sizes[number]
-        elsewhere = self.apart or algorithm.combine.at_server
+        elsewhere = self.uncombined or algorithm.combine.at_server
         combined = not elsewhere and (algorithm.sums_parts or whole)
         if combined:
             sent = algorithm.combine(sent, shares, cohort, self.layout)

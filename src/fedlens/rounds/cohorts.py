@@ -37,7 +37,7 @@ class Asked(NamedTuple):
         return Asked(self.clients[rows], self.keys[rows], self.holdings.take(rows), plan)
 
 
-class Flight(NamedTuple):
+class Started(NamedTuple):
     """A client that trains while the server continues, in asynchronous rounds."""
 
     client: int
@@ -55,8 +55,8 @@ class Reports:
     time: float = 0.0  # on the virtual clock, at the end of the round
     attempts: int = 1
     num_trained: int = 1  # how many times clients have trained for it
-    landed: tuple[Flight, ...] = ()  # those that reported, in an asynchronous round
-    flights: Tree = field(default_factory=dict)  # clients that still train, see `Asynchronous`
+    arrived: tuple[Started, ...] = ()  # those that reported, in an asynchronous round
+    in_training: Tree = field(default_factory=dict)  # see `Asynchronous`
     num_waves: int = 0  # in which clients were started so far
 
     @property
@@ -95,7 +95,7 @@ class Call:
     round: int
     clock: Clock | None = None
     time: float = 0.0
-    flights: Tree = field(default_factory=dict)
+    in_training: Tree = field(default_factory=dict)
     elsewhere: Reporting | None = None  # the rules for waiting for real clients at sites
 
     def select(self, count: int | None = None, *again: int) -> Tensor:  # [C]

@@ -15,7 +15,7 @@ import torch
 from fedlens.config.names import OUTCOMES, REPORTED
 from fedlens.core import Plan, Tree, keys
 from fedlens.core.federation import Holdings
-from fedlens.rounds.cohorts import ATTEMPT, DRAW, Asked, BelowQuorum, Call, Flight, Reports, ask
+from fedlens.rounds.cohorts import ATTEMPT, DRAW, Asked, BelowQuorum, Call, Reports, Started, ask
 from fedlens.rounds.devices import alike
 from fedlens.rounds.reports import PAUSE, Clock, End, Reporting
 
@@ -165,7 +165,7 @@ class Asynchronous(Gathering):
     buffer: int
 
     def reports(self) -> Reports:
-        return self._from(Reports(_NOBODY, time=self.call.time, flights=self.call.flights))
+        return self._from(Reports(_NOBODY, time=self.call.time, in_training=self.call.in_training))
 
     def without(self, reports: Reports, rejected: Mapping[int, str]) -> Reports:
         left = _refused(reports, rejected)
@@ -179,12 +179,12 @@ class Asynchronous(Gathering):
 
     def _from(self, before: Reports) -> Reports:
         """`before` with further reports, until the buffer is full."""
-        time, waves, landed, tries = before.time, before.num_waves, list(before.landed), 0
-        flying = _from_tree(before.flights)
+        time, waves, arrived, tries = before.time, before.num_waves, list(before.arrived), 0
+        training = _from_tree(before.in_training)
         failed: dict[str, list[int]] = {}
-        while len(landed) < self.buffer:
-            if not flying or min(flight.end.time for flight in flying) > time:
-                flying, missed = self._send_off(flying, landed, time, waves)
+        while len(arrived) < self.buffer:
+            if not training or min(one.end.time for one in training) > time:
+                training, missed = self._start_more(training, arrived, time, waves)
                 waves, tries = waves + 1, tries + 1
                 if missed:
                     failed.setdefault("unavailable", []).extend(missed)
@@ -194,37 +194,37 @@ class Asynchronous(Gathering):
                     f"{MOST_ATTEMPTS} times: choose longer hours, or fewer faults",
                     _in_vain(replace(before, failed=_joined(before.failed, failed))),
                 )
-            if not flying:  # no client is available
+            if not training:  # no client is available
                 time += PAUSE
                 continue
-            first = min(flying, key=lambda flight: flight.end.time)  # if equal, the first to start
-            flying.remove(first)
+            first = min(training, key=lambda one: one.end.time)  # if equal, the first to start
+            training.remove(first)
             time = max(time, first.end.time)
             if first.end.outcome == REPORTED:
-                landed.append(first)
+                arrived.append(first)
                 tries = 0
             else:
                 failed.setdefault(first.end.outcome, []).append(first.client)
         return replace(
             before,
-            reported=self._asked(landed),
+            reported=self._asked(arrived),
             failed=_joined(before.failed, failed),
             time=time,
-            landed=tuple(landed),
-            flights=_to_tree(flying),
+            arrived=tuple(arrived),
+            in_training=_to_tree(training),
             num_waves=waves,
         )
 
-    def _send_off(
-        self, flying: list[Flight], landed: list[Flight], time: float, wave: int
-    ) -> tuple[list[Flight], list[int]]:
+    def _start_more(
+        self, training: list[Started], arrived: list[Started], time: float, wave: int
+    ) -> tuple[list[Started], list[int]]:
         """Start clients while there is room; return all that train, and those not available."""
-        call, busy = self.call, {flight.client for flight in flying}
-        room = call.algorithm.select.cohort_size - len(flying)
+        call, busy = self.call, {one.client for one in training}
+        room = call.algorithm.select.cohort_size - len(training)
         if call.algorithm.remembers:  # their new memory exists only after the server's step
-            busy |= {flight.client for flight in landed}
+            busy |= {one.client for one in arrived}
         if not room or len(busy) == call.federation.num_clients:
-            return flying, []
+            return training, []
         count = min(room + len(busy), call.federation.num_clients)
         drawn = call.select(count, *((ATTEMPT, wave) if wave else ()))
         chosen = [client for client in drawn.tolist() if client not in busy][:room]
@@ -235,23 +235,23 @@ class Asynchronous(Gathering):
         plan = call.algorithm.draw(holdings, keys.fold(own, DRAW))
         ends = self.clock.ends(clients, own, plan.counts.sum(1), time)
         started = [
-            Flight(client, call.round, wave, end)
+            Started(client, call.round, wave, end)
             for client, end in zip(chosen, ends, strict=True)
             if end.outcome != "unavailable"
         ]
-        gone = set(chosen) - {flight.client for flight in started}
-        return [*flying, *started], sorted(gone)
+        gone = set(chosen) - {one.client for one in started}
+        return [*training, *started], sorted(gone)
 
-    def _asked(self, flights: Sequence[Flight]) -> Asked:
+    def _asked(self, arrived: Sequence[Started]) -> Asked:
         """The examples and batches of the clients that reported, each in the round of its model."""
         by_version: dict[int, list[int]] = {}
-        for row, flight in enumerate(flights):
-            by_version.setdefault(flight.version, []).append(row)
+        for row, one in enumerate(arrived):
+            by_version.setdefault(one.version, []).append(row)
         clients, own, held = [], [], []
         for version, rows in by_version.items():
             call = replace(self.call, round=version)
             some, numbers = (
-                torch.tensor([getattr(flights[row], name) for row in rows])
+                torch.tensor([getattr(arrived[row], name) for row in rows])
                 for name in ("client", "number")
             )
             clients.append(some)
@@ -302,7 +302,7 @@ def _refused(reports: Reports, rejected: Mapping[int, str]) -> Reports:
         reports,
         reported=reports.reported.rows(kept),
         failed=_joined(reports.failed, failed),
-        landed=tuple(reports.landed[row] for row in kept if reports.landed),
+        arrived=tuple(reports.arrived[row] for row in kept if reports.arrived),
     )
 
 
@@ -319,20 +319,20 @@ def _joined(
     return {name: clients for name, clients in found.items() if clients}
 
 
-def _to_tree(flights: Sequence[Flight]) -> Tree:
+def _to_tree(in_training: Sequence[Started]) -> Tree:
     whole = ("client", "version", "number")
-    tree = {name: torch.tensor([getattr(f, name) for f in flights]).long() for name in whole}
-    tree["outcome"] = torch.tensor([OUTCOMES.index(f.end.outcome) for f in flights]).long()
-    tree["time"] = torch.tensor([f.end.time for f in flights], dtype=torch.float64)
+    tree = {name: torch.tensor([getattr(f, name) for f in in_training]).long() for name in whole}
+    tree["outcome"] = torch.tensor([OUTCOMES.index(f.end.outcome) for f in in_training]).long()
+    tree["time"] = torch.tensor([f.end.time for f in in_training], dtype=torch.float64)
     return tree
 
 
-def _from_tree(tree: Tree) -> list[Flight]:
+def _from_tree(tree: Tree) -> list[Started]:
     if not tree:
         return []
     names = ("client", "version", "number", "outcome", "time")
     return [
-        Flight(client, version, number, End(OUTCOMES[outcome], time))
+        Started(client, version, number, End(OUTCOMES[outcome], time))
         for client, version, number, outcome, time in zip(
             *(tree[name].tolist() for name in names), strict=True
         )

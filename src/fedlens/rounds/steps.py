@@ -106,7 +106,7 @@ class WeightForm(Protocol):
         ...
 
 
-def alike(cuts: Cuts) -> Iterator[tuple[slice, int, int]]:
+def equal_steps(cuts: Cuts) -> Iterator[tuple[slice, int, int]]:
     """Runs of steps with equal numbers of clients and examples, and these two numbers."""
     first = 0
     for (training, width), some in groupby(zip(*cuts, strict=True)):
@@ -182,7 +182,8 @@ def own_rows(rows: slice, tensor: Tensor) -> Tensor:
 
 def concatenated(parts: list[Local]) -> Local:
     first = parts[0]
-    names = ["params", "buffers", "facts", "memory", "solver", "steps", "factored", "client_keys"]
+    names = ["params", "buffers", "facts", "memory", "solver", "steps", "factored"]
+    names += ["clients", "client_keys"]
     if first.group is not None:
         names += ["anchor", "told", "group"]
         names += ["numbers"] if first.numbers and first.numbers[0].ndim else []

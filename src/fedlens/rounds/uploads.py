@@ -44,7 +44,7 @@ class Uploads:
         self.parts: list[Part] = []
 
     def add(self, part: Part) -> None:
-        sent = Sum(len(part.scalars["loss"]), part.update if part.combined else {}, part.extra)
+        sent = Sum(part.num_clients, part.update if part.combined else {}, part.extra)
         if not self.sums or self.sums[-1].num_clients > sent.num_clients:
             # Always copied: a server may keep `extra`.
             update: Tree = copies(sent.update) if part.borrowed else sent.update
