@@ -19,9 +19,8 @@ from fedlens.core.federation import Federation
 from fedlens.core.trees import copies, copy_tensors, moved, stack
 from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
-from fedlens.rounds.cohorts import Asked, BelowQuorum, Call, Reports, ask
+from fedlens.rounds.cohorts import Asked, BelowQuorum, Call, Gathering, Reports, ask, gathering
 from fedlens.rounds.engine import Engine, Unreported
-from fedlens.rounds.gathering import Gathering, gathering
 from fedlens.rounds.reports import Clock, Reporting
 from fedlens.rounds.traffic import num_bytes, sum_of_bytes
 from fedlens.rounds.uploads import NORM, Uploads
@@ -153,9 +152,9 @@ def run_rounds(
     """Run a round of each of G experiments; the engine trains their clients as one cohort.
 
     `program` is their programs as one, see `ClientProgram.joint`. `on_uploads` is called whenever
-    uploads arrive, with the number of clients so far and with the work of all. Invalid updates are found
-    when all clients have trained: then these train again without the clients that sent them, which
-    gives the same updates of the others, and the shares that are right without those clients.
+    uploads arrive, with the number of clients so far and with the work of all. Invalid updates are
+    found when all clients have trained: then these train again without the clients that sent them,
+    which gives the same updates of the others, and the shares that are right without those clients.
     """
     gathered = _gatherings(experiments, engine.reporting)
     reports = [_named(g, one.reports) for g, one in enumerate(gathered)]

@@ -22,10 +22,10 @@ from fedlens.core import keys
 from fedlens.core.federation import Dataset
 from fedlens.models.freeze import freeze_norms, train_last
 from fedlens.models.weights import Loaded, load_weights
+from fedlens.network.functional import MappedModel
 from fedlens.network.layers import group_norm
 from fedlens.network.model import Model
 from fedlens.network.network import Network
-from fedlens.network.stacked.model import MappedModel
 from fedlens.setup.devices import PRECISIONS
 from fedlens.storage.reading import reason
 

@@ -20,7 +20,6 @@ class WeightedSum(Combine):
 
     buffers: Literal["shares", "examples"] = "shares"
     linear: ClassVar[bool] = True  # sums over parts of the cohort add up to the whole's
-    uses_shares: ClassVar[bool] = True
     sums_params: ClassVar[bool] = True
     reads_cohort: ClassVar[bool] = False  # but for the buffers of papers with shares of their own
 
