@@ -26,8 +26,8 @@ class WeightedSum(Combine):
     def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
         combined = {}
         for name, u in updates.items():
-            apart = self.buffers == "examples" and layout.entries[name].role == "buffer"
-            weights = cohort.size_shares if apart else shares
+            by_examples = self.buffers == "examples" and layout.entries[name].role == "buffer"
+            weights = cohort.size_shares if by_examples else shares
             whole = len(u) > 1
             combined[name] = (
                 torch.tensordot(weights.to(u), u, dims=1) if whole else u[0].mul_(weights[0])
