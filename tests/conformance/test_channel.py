@@ -74,6 +74,7 @@ def test_no_update_is_longer_than_the_norm_and_buffers_are_left_as_they_are():
 
 def send_number(local: Local) -> Upload:
     """An update whose every entry is the number of the client."""
+    assert local.clients is not None
     plain = difference(local).update
     return Upload(
         {name: torch.zeros_like(u) + per_row(local.clients, u) for name, u in plain.items()}

@@ -15,7 +15,6 @@ from torch.func import functional_call, vmap
 
 from fedlens.core import Number, Tree, keys, per_row
 from fedlens.network import ops
-from fedlens.network.factors import Factors
 from fedlens.network.functional import LayeredModel
 from fedlens.network.kernels import elementwise, functions, norms
 from fedlens.network.layers import MaskedBatchNorm, Running, keyed_dropout
@@ -23,7 +22,7 @@ from fedlens.network.network import Network
 from fedlens.network.ops import normalise
 from fedlens.network.stacked import products
 from fedlens.network.stacked.epilogue import Epilogue, KeyedMask
-from fedlens.network.stacked.products import drifted
+from fedlens.network.stacked.products import Factors, drifted
 from tests.network.agreeing import DEVICE, LOOSE, agree, compare, last, on_one_side
 from tests.network.interpreted_convolutions import convolutions, depthwise_convolutions
 from tests.network.interpreting import spare_repetition

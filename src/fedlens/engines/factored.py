@@ -40,10 +40,9 @@ from fedlens.core import (
 )
 from fedlens.core.trees import map_tensors
 from fedlens.engines.recording import BLOCK, LONG
-from fedlens.network.factors import Factors
 from fedlens.network.layout import Layout
 from fedlens.network.network import Network
-from fedlens.network.stacked.products import drifted, faded, wide_product
+from fedlens.network.stacked.products import Factors, drifted, faded, wide_product
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.work import ClientInputs, Shared, Work
 

@@ -32,12 +32,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlens.core import Number, Tree, per_row
-from fedlens.network.factors import Factors
 from fedlens.network.layers import LANES, WHOLE, Running, keyed_dropout
 from fedlens.network.pool import Windows
 from fedlens.network.stacked import products
 from fedlens.network.stacked.epilogue import Epilogue, KeyedMask
-from fedlens.network.stacked.products import Padding
+from fedlens.network.stacked.products import Factors, Padding
 
 LINEAR_ROWS = 64  # of a client's batch: above this, or
 LINEAR_WEIGHTS = 2**18  # of a client's matrix, cuBLAS is faster

@@ -154,16 +154,6 @@ def one_for_all(losses: Tensor, ones: Tensor) -> Tensor:  # [C] each
     return one
 
 
-def drift_of(algorithm: Algorithm, local: Local) -> Tree:
-    """What every step of the round adds to the gradient, if anything."""
-    assert algorithm.local_step is not None
-    drift = algorithm.local_step.drift
-    if drift is None:
-        return {}
-    # In the memory layout of the parameters, which an engine may choose.
-    return {name: torch.empty_like(p).copy_(drift(local, name)) for name, p in local.params.items()}
-
-
 def numbers_of_clients(inputs: ClientInputs, params: Tree) -> tuple[Tensor, ...]:
     """The numbers of the local steps, if they are an input: each [] or, by client, [C]."""
     if inputs.numbers is None:
@@ -331,8 +321,13 @@ class ClientProgram:
         """The clients after their steps, and their mean loss [C]."""
         local = self._start(shared, inputs)
         algorithm = self.algorithm_of(local)
-        if algorithm.local_step is not None and algorithm.local_step.contracts:
-            local.drift = drift_of(algorithm, local)
+        step = algorithm.local_step
+        if step is not None and step.contracts and step.drift is not None:
+            # In the memory layout of the parameters, which an engine may choose.
+            local.drift = {
+                name: torch.empty_like(p).copy_(step.drift(local, name))
+                for name, p in local.params.items()
+            }
         dtype, device = next(iter(local.params.values())).dtype, known_labels.device
         index, counts = inputs.plan.index, inputs.plan.counts
         labels = known_labels[index]
