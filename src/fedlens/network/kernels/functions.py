@@ -33,7 +33,7 @@ from fedlens.network.kernels.sizes import (
 )
 from fedlens.network.pool import Windows
 from fedlens.network.stacked.epilogue import KeyedMask
-from fedlens.network.stacked.products import Factors, Padding, dilate, shared_product
+from fedlens.network.stacked.products import Factors, Padding, apply, dilate, shared_product
 
 UNSTORED = (torch.bfloat16,)
 """The dtypes of grads for which, if only the gradient of the weights is needed, the grads before
@@ -56,8 +56,7 @@ def convolve(
     height, width = weight.shape[3:]
     keys, drops = (None, Drops()) if mask is None else (mask.keys, drops_of(mask))
     geometry = Geometry((height, width), stride, relu, pool, drops)
-    y: Tensor = Convolve.apply(x, weight, bias, keys, padding, geometry)  # type: ignore[no-untyped-call]
-    return y
+    return apply(Convolve, x, weight, bias, keys, padding, geometry)
 
 
 def drops_of(mask: KeyedMask) -> Drops:
@@ -71,32 +70,12 @@ def convolve_channels(
     """`ops.convolve_channels`; the gradients of weights have the dtype of the weights."""
     height, width = weight.shape[3:]
     geometry = Geometry((height, width), stride)
-    y: Tensor = ConvolveChannels.apply(x, weight, bias, padding, geometry)  # type: ignore[no-untyped-call]
-    return y
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
-    """`ops.linear`; the gradients of weights have the dtype of the weights."""
-    y: Tensor = Linear.apply(x, weight, bias, relu)  # type: ignore[no-untyped-call]
-    return y
-
-
-def factored_linear(x: Tensor, factors: Factors, bias: Tensor | None, *, relu: bool) -> Tensor:
-    """`ops.factored_linear`."""
-    y: Tensor = FactoredLinear.apply(x, bias, factors, relu)  # type: ignore[no-untyped-call]
-    return y
+    return apply(ConvolveChannels, x, weight, bias, padding, geometry)
 
 
 def dropout(x: Tensor, mask: KeyedMask, *, whole_channels: bool) -> Tensor:
     """`ops.dropout` of images [C * B, channels, H, W] or rows [C, B, n]."""
-    y: Tensor = Dropout.apply(x, mask.keys, drops_of(mask), whole_channels)  # type: ignore[no-untyped-call]
-    return y
-
-
-def mean_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """`ops.mean_cross_entropy`."""
-    loss: Tensor = MeanCrossEntropy.apply(logits, labels, weights)  # type: ignore[no-untyped-call]
-    return loss
+    return apply(Dropout, x, mask.keys, drops_of(mask), whole_channels)
 
 
 class Convolve(torch.autograd.Function):

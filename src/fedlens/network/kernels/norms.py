@@ -14,6 +14,7 @@ from fedlens.network.kernels import group_norm as group
 from fedlens.network.kernels.follows import Follows
 from fedlens.network.layers import Running
 from fedlens.network.stacked.epilogue import Epilogue
+from fedlens.network.stacked.products import apply
 
 
 def group_norm(
@@ -57,8 +58,7 @@ def _norm(
 ) -> Tensor:
     around = epilogue.around
     follows = Follows(weight is not None, around is not None, epilogue.relu, epilogue.limit)
-    y: Tensor = Norm.apply(x, weight, bias, around, follows, forward, backward)  # type: ignore[no-untyped-call]
-    return y
+    return apply(Norm, x, weight, bias, around, follows, forward, backward)
 
 
 def _last(images: Tensor) -> Tensor:
