@@ -221,7 +221,7 @@ def factors(batch: int, features: int, out: int, steps: int) -> None:
         for form, room in zip((functions, products), rooms, strict=True):
             drift = drifts if step else None
             whole = Factors(start, *room, number, batch, lr, decay.log2(), drift, times)
-            ys.append(form.factored_linear(x, whole, bias, relu=step != 1))
+            ys.append(products.apply(form.FactoredLinear, x, bias, whole, step != 1))
         pull = on_one_side(pull, *ys)
         results = [
             (y, *torch.autograd.grad(y, (x, bias), pull), inputs, grads)
