@@ -11,14 +11,14 @@ from torch import Tensor
 import fedlens as fl
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithm.channel import encode
-from fedlens.algorithm.pieces import Uniformly
+from fedlens.algorithm.pieces import Uniformly, difference
 from fedlens.algorithm.slots import ChannelStep, Decoded, Encoded
 from fedlens.algorithms.admm import fedadmm
 from fedlens.algorithms.clip import Clip, clip
 from fedlens.algorithms.median import median
 from fedlens.algorithms.quantize import Quantize, quantize
 from fedlens.algorithms.top_k import TopK, top_k
-from fedlens.core import Cohort, Memory, Tree, keys
+from fedlens.core import Cohort, Local, Memory, Tree, Upload, keys, per_row
 from fedlens.engines import Sequential
 from fedlens.network.layout import Layout
 from fedlens.network.network import Network
@@ -72,19 +72,29 @@ def test_no_update_is_longer_than_the_norm_and_buffers_are_left_as_they_are():
     assert float(outcome.scalars["clipped_share"]) == 1
 
 
+def send_number(local: Local) -> Upload:
+    """An update whose every entry is the number of the client."""
+    assert local.clients is not None
+    plain = difference(local).update
+    return Upload(
+        {name: torch.zeros_like(u) + per_row(local.clients, u) for name, u in plain.items()}
+    )
+
+
 @dataclass(frozen=True)
 class ClipsClientZero(ChannelStep):
     """Says that it clipped client 0 and nobody else."""
 
     def encode(self, update: Tree, memory: Memory, client_keys: Tensor, layout: Layout) -> Encoded:
-        own = keys.fold(keys.root(0, keys.purpose("client"), 0), torch.zeros(1), torch.zeros(1))
-        zero = keys.fold(own, keys.purpose("channel"), 0)
-        return Encoded(update, {"clipped_share": (client_keys == zero).double()})
+        (number, *_) = (u.flatten(1)[:, 0] for u in update.values())
+        return Encoded(update, {"clipped_share": (number == 0).double()})
 
 
 def test_the_share_that_is_clipped_counts_clients_not_examples():
     federation, network = noisy_images([10, 10, 100]), Network(small_cnn(), dtype=torch.float64)
-    algorithm = replace(PLAIN, select=Uniformly(3), channel=(ClipsClientZero(),))
+    algorithm = replace(
+        PLAIN, select=Uniformly(3), upload=send_number, channel=(ClipsClientZero(),)
+    )
     program = ClientProgram(algorithm, network.layout)
     engine = Sequential(network, federation.examples)
     state = begin(network, program, federation, CPU)

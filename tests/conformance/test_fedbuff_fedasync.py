@@ -61,7 +61,7 @@ def test_one_client_at_a_time_with_alpha_1_is_training_passed_on():
     one = replace(BASE, select=Uniformly(1))
     expected, _ = play(one, 4)
     found, outcomes = play(compose(one, fedasync(alpha=1.0)), 4)
-    assert [one.reports.landed[0].version for one in outcomes] == [0, 1, 2, 3]
+    assert [one.reports.arrived[0].version for one in outcomes] == [0, 1, 2, 3]
     assert_equal(found=found[-1].params, expected=expected[-1].params)
 
 
@@ -86,7 +86,7 @@ def trained(state, client):
     federation = noisy_images(SIZES)
     network = Network(small_cnn("none"), dtype=torch.float64)
     program = ClientProgram(replace(WHOLE, select=Only(client)), network.layout)
-    plain = replace(state, server=program.algorithm.advance.init(state.params), flights={})
+    plain = replace(state, server=program.algorithm.advance.init(state.params), in_training={})
     engine = ENGINES["sequential"](network, federation.examples)
     return run_round(program, federation, engine, plain, 0)[0].params
 
@@ -107,7 +107,7 @@ def run_whole(algorithm, rounds, engine="sequential", network=None):
 @pytest.mark.parametrize("engine", ["sequential", "stacked"])
 def test_fedasync_mixes_in_each_model_as_it_arrives(engine):
     states, outcomes = run_whole(compose(WHOLE, fedasync(0.6, "polynomial", a=0.5)), 8, engine)
-    ages = [number - one.reports.landed[0].version for number, one in enumerate(outcomes)]
+    ages = [number - one.reports.arrived[0].version for number, one in enumerate(outcomes)]
     assert max(ages) > 1
     for number, (age, one) in enumerate(zip(ages, outcomes, strict=True)):
         alpha = 0.6 / math.sqrt(1 + age)
@@ -127,7 +127,7 @@ def test_models_with_linear_layers_move_alike_on_every_engine(pace):
         return run_whole(compose(WHOLE, pace), 6, engine, network)
 
     (*_, expected), outcomes = ends("sequential")
-    assert max(number - one.reports.landed[0].version for number, one in enumerate(outcomes)) > 0
+    assert max(number - one.reports.arrived[0].version for number, one in enumerate(outcomes)) > 0
     (*_, found), _ = ends("stacked")
     torch.testing.assert_close(found.params, expected.params, rtol=1e-9, atol=1e-11)
 
@@ -138,10 +138,10 @@ def test_fedbuff_adds_up_updates_by_their_age(engine):
     ages = []
     for number, one in enumerate(outcomes):
         expected = {name: w.clone() for name, w in states[number].params.items()}
-        for flight in one.reports.landed:
-            ages.append(number - flight.version)
-            start = states[flight.version]
-            local = trained(start, flight.client)
+        for started in one.reports.arrived:
+            ages.append(number - started.version)
+            start = states[started.version]
+            local = trained(start, started.client)
             for name, w in expected.items():
                 w += (local[name] - start.params[name]) / 3 / math.sqrt(1 + ages[-1])
         torch.testing.assert_close(states[number + 1].params, expected, rtol=1e-9, atol=1e-11)
@@ -155,10 +155,10 @@ def test_as_many_clients_train_at_any_time_and_none_of_them_twice():
     times = [state.time for state in states]
     assert times == sorted(times) and times[-1] > 0
     for state, one in zip(states[1:], outcomes, strict=True):
-        flying = state.flights["client"].tolist()
+        training = state.in_training["client"].tolist()
         assert len(one.clients) == 2
-        assert len(set(flying)) == len(flying) <= 6
-        assert set(state.versions) == set(state.flights["version"].tolist())
+        assert len(set(training)) == len(training) <= 6
+        assert set(state.versions) == set(state.in_training["version"].tolist())
 
 
 @pytest.mark.parametrize("remembering", [fedbn(), None], ids=["fedbn", "momentum"])

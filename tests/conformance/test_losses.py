@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedlens as fl
-from fedlens.algorithm import alike, numbers_of, side_by_side
+from fedlens.algorithm import numbers_of, same_but_numbers, side_by_side
 from fedlens.algorithm.pieces import ByEffectiveNumber, Objective
 from fedlens.algorithm.pieces.losses import LossWith, cross_entropy, focal, with_options
 from fedlens.core import Batch, Facts, Local, Number
@@ -101,7 +101,7 @@ def test_a_loss_with_its_defaults_is_the_function_itself():
 
 def test_losses_that_differ_in_numbers_train_side_by_side():
     one, two = (with_options(focal, {"gamma": gamma}) for gamma in (1.0, 3.0))
-    assert alike(one, two)
+    assert same_but_numbers(one, two)
     assert numbers_of([one, two]) == [[1.0, 3.0]]
     together = side_by_side([one, two], torch.zeros(0, dtype=DOUBLE))
     logits, labels = answers()

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from fedlens.engines import actor_group
-from fedlens.engines.actor_group import ActorGroup, RemoteWorker
+from fedlens.engines import ray as ray_engine
 from fedlens.engines.cluster import HeadLost
+from fedlens.engines.ray import ActorGroup, RemoteWorker
 
 
 class Lost(Exception):
@@ -61,8 +61,8 @@ def numbered(monkeypatch):
         return RemoteWorker(self.count, node, self.count, self.count)
 
     monkeypatch.setattr(ActorGroup, "_start_on", start_on)
-    monkeypatch.setattr(actor_group, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(actor_group, "check_head", lambda _ray: None)
+    monkeypatch.setattr(ray_engine, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(ray_engine, "check_head", lambda _ray: None)
 
 
 def started(cluster: Cluster, most: int = 9) -> list[int]:
@@ -100,7 +100,7 @@ def test_a_node_that_joins_is_waited_for():
 
 
 def test_no_node_is_waited_for_in_vain(monkeypatch):
-    monkeypatch.setattr(actor_group, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(ray_engine, "FIRST_SECONDS", 0.0)
     with pytest.raises(ChildProcessError, match="wait for others, or add nodes"):
         started(Cluster([0], []))
 
@@ -127,7 +127,7 @@ def test_a_cluster_without_a_head_is_left_before_it_ends_this_process(monkeypatc
     def gone(ray: Any) -> None:
         raise HeadLost("it is gone")
 
-    monkeypatch.setattr(actor_group, "check_head", gone)
+    monkeypatch.setattr(ray_engine, "check_head", gone)
     cluster = Lonely([1], [""])
     with pytest.raises(HeadLost):
         started(cluster)

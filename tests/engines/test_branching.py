@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fedlens as fl
-from fedlens.network.stacked.model import MappedModel
+from fedlens.network.functional import MappedModel
 from fedlens.setup import build
 from tests.command_line import everything
 from tests.toys import toy

@@ -19,9 +19,9 @@ from fedlens.algorithm.pieces.upload import difference
 from fedlens.algorithm.slots import Tell
 from fedlens.core import Upload, zeros_at_first
 from fedlens.engines import Processes, Sequential, gpus, processes, workers
-from fedlens.engines.costs import Costs
 from fedlens.engines.processes import ForkedWorkers
 from fedlens.engines.worker_engine import even_blocks, longest_first
+from fedlens.engines.workers import Costs
 from fedlens.network.network import Network
 from fedlens.rounds import begin, run_round
 from fedlens.rounds.client import ClientProgram

@@ -23,9 +23,8 @@ from fedlens.algorithm.pieces.upload import difference
 from fedlens.config.names import EngineName
 from fedlens.core import Upload
 from fedlens.engines import Processes, Ray, cluster, worker_engine
-from fedlens.engines.actor import ActorInit, OnDisk
 from fedlens.engines.messages import arrays_of, pack, unpack
-from fedlens.engines.ray import Actors
+from fedlens.engines.ray import ActorInit, Actors, OnDisk
 from fedlens.network.network import Network
 from fedlens.rounds import State, begin, run_round
 from fedlens.rounds.client import ClientProgram

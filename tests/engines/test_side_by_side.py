@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from fedlens.algorithm import alike, side_by_side, slots
+from fedlens.algorithm import same_but_numbers, side_by_side, slots
 from fedlens.algorithm.pieces import GradientDescent, Objective, Sgd
 from tests.papers_under_test import ALGORITHMS, BASE
 from tests.side_by_side import everything, points, train
@@ -72,13 +72,13 @@ class Penalty(slots.Penalty):
 
 
 def test_fillings_are_alike_if_they_differ_in_numbers_alone():
-    assert alike(Sgd(0.1), Sgd(0.2, momentum=0.9))
-    assert not alike(Sgd(0.1), Sgd(0.1, nesterov=True))
-    assert not alike(GradientDescent(0.1), Sgd(0.1))
-    assert not alike(GradientDescent(0.1, passes=1), GradientDescent(0.1, passes=2))
+    assert same_but_numbers(Sgd(0.1), Sgd(0.2, momentum=0.9))
+    assert not same_but_numbers(Sgd(0.1), Sgd(0.1, nesterov=True))
+    assert not same_but_numbers(GradientDescent(0.1), Sgd(0.1))
+    assert not same_but_numbers(GradientDescent(0.1, passes=1), GradientDescent(0.1, passes=2))
     one, two = (Objective(penalties=(Penalty(mu),)) for mu in (0.1, 0.2))
-    assert alike(one, one) and not alike(one, two)
-    assert not alike(one, Objective())
+    assert same_but_numbers(one, one) and not same_but_numbers(one, two)
+    assert not same_but_numbers(one, Objective())
 
 
 def test_only_numbers_that_differ_become_tensors():

@@ -52,7 +52,7 @@ def convolutions(names: Iterable[str] = CONVOLUTIONS) -> None:
         has_bias = relu or pool is not None  # without, the grads are read as they come
         bias = whole(clients, out).requires_grad_() if has_bias else None
         found = functions.convolve(x, weight, bias, padding, stride, relu=relu, pool=pool)
-        expected = products.convolve(x, weight, bias, padding, stride)
+        expected = products.apply(products.Convolve, x, weight, bias, padding, stride)
         expected = F.relu(expected) if relu else expected
         expected = expected if pool is None else pool.maxima(expected)
         parts = 2 if name in IN_PARTS else 1

@@ -15,15 +15,14 @@ from torch.func import functional_call, vmap
 
 from fedlens.core import Number, Tree, keys, per_row
 from fedlens.network import ops
-from fedlens.network.factors import Factors
+from fedlens.network.functional import LayeredModel
 from fedlens.network.kernels import elementwise, functions, norms
 from fedlens.network.layers import MaskedBatchNorm, Running, keyed_dropout
 from fedlens.network.network import Network
 from fedlens.network.ops import normalise
 from fedlens.network.stacked import products
 from fedlens.network.stacked.epilogue import Epilogue, KeyedMask
-from fedlens.network.stacked.model import LayeredModel
-from fedlens.network.stacked.products import drifted
+from fedlens.network.stacked.products import Factors, drifted
 from tests.network.agreeing import DEVICE, LOOSE, agree, compare, last, on_one_side
 from tests.network.interpreted_convolutions import convolutions, depthwise_convolutions
 from tests.network.interpreting import spare_repetition
@@ -171,7 +170,7 @@ def the_rest() -> None:
     logits = torch.randn(2, 7, 10, device=DEVICE, requires_grad=True)
     labels, weight = torch.randint(10, (2, 7), device=DEVICE), torch.rand(2, 7, device=DEVICE)
     weight[:, 5:] = 0
-    found = functions.mean_cross_entropy(logits, labels, weight)
+    found = products.apply(functions.MeanCrossEntropy, logits, labels, weight)
     losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
     expected = (weight * losses.view(labels.shape)).sum(1) / weight.sum(1)
     torch.testing.assert_close(found, expected)
@@ -222,7 +221,7 @@ def factors(batch: int, features: int, out: int, steps: int) -> None:
         for form, room in zip((functions, products), rooms, strict=True):
             drift = drifts if step else None
             whole = Factors(start, *room, number, batch, lr, decay.log2(), drift, times)
-            ys.append(form.factored_linear(x, whole, bias, relu=step != 1))
+            ys.append(products.apply(form.FactoredLinear, x, bias, whole, step != 1))
         pull = on_one_side(pull, *ys)
         results = [
             (y, *torch.autograd.grad(y, (x, bias), pull), inputs, grads)
@@ -237,8 +236,8 @@ def small_layer(batch: int, features: int, out: int, *, relu: bool) -> None:
     x = torch.randn(3, batch, features, device=DEVICE, requires_grad=True)
     weight = torch.randn(3, out, features, device=DEVICE, requires_grad=True)
     bias = torch.randn(3, out, device=DEVICE, requires_grad=True)
-    found = functions.linear(x, weight, bias, relu=relu)
-    expected = products.linear(x, weight, bias, relu=relu)
+    found = products.apply(functions.Linear, x, weight, bias, relu)
+    expected = products.apply(products.Linear, x, weight, bias, relu)
     agree("small layer", found, expected)
     pull = on_one_side(torch.randn_like(expected), found, expected)
     both = (torch.autograd.grad(y, (x, weight, bias), pull) for y in (found, expected))

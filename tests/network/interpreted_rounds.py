@@ -14,7 +14,7 @@ import torch
 from fedlens.config.experiment import Experiment, Named
 from fedlens.core import Tree
 from fedlens.network import ops
-from fedlens.rounds import RoundInput, begin, run_rounds, steps
+from fedlens.rounds import RoundInput, begin, client, run_rounds
 from fedlens.rounds.client import ClientProgram
 from fedlens.runs.bench import Workload, experiment
 from fedlens.setup import build
@@ -42,7 +42,7 @@ def main() -> None:
         with (
             mock.patch.object(ops, "_takes_triton", lambda x: x.dtype is not torch.float64),
             mock.patch.object(ops, "_multiplies_in_triton", lambda x: x.dtype is torch.float32),
-            mock.patch.object(steps, "_steps_at_once", lambda *_: 2),
+            mock.patch.object(client, "_steps_at_once", lambda *_: 2),
         ):
             found = trained(described)
         for key, tensor in expected.items():

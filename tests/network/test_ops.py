@@ -102,7 +102,7 @@ def test_a_convolution_keeps_its_kernel_where_that_cannot_do_the_dropout(
 
     def convolve(x, weight, bias, padding, stride, *, relu, pool, mask):
         given.append(mask)
-        y = pool.maxima(products.convolve(x, weight, bias, padding, stride))
+        y = pool.maxima(products.apply(products.Convolve, x, weight, bias, padding, stride))
         return y if mask is None else ops.dropped_images(y, mask)
 
     x, weight = torch.randn(4, 3, 6, 6), torch.randn(2, outs, 3, 3, 3)

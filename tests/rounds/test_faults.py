@@ -14,7 +14,7 @@ from fedlens.algorithms import fedvc, krum
 from fedlens.core import keys
 from fedlens.core.federation import Federation
 from fedlens.network.network import Network
-from fedlens.rounds import State, begin, gathering, run_round
+from fedlens.rounds import State, begin, cohorts, run_round
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.cohorts import BelowQuorum
 from fedlens.rounds.devices import alike, synthetic
@@ -49,7 +49,7 @@ def play(algorithm, rounds=2, clock=None, engine="sequential", federation=None, 
     """The last state, and what came of each round."""
     federation = federation or noisy_images(FEW)
     network = Network(small_cnn(norm), dtype=torch.float64)
-    program = ClientProgram(algorithm, network.layout, guarded=clock is not None)
+    program = ClientProgram(algorithm, network.layout, measures_norm=clock is not None)
     made = ENGINES[engine](network, federation.examples)
     state, outcomes = begin(network, program, federation, CPU), []
     try:
@@ -125,7 +125,7 @@ def test_below_quorum_others_are_asked_and_time_goes_on():
 
 
 def test_a_round_may_stop_below_quorum(monkeypatch):
-    monkeypatch.setattr(gathering, "MOST_ATTEMPTS", 20)
+    monkeypatch.setattr(cohorts, "MOST_ATTEMPTS", 20)
     clock = Clock(alike(10, KEY), Faults(absent=1.0), Reporting(below_quorum="stop"))
     with pytest.raises(BelowQuorum, match="round 1, 0 of 5 clients reported"):
         play(BASE, clock=clock)

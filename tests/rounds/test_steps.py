@@ -3,7 +3,7 @@
 import torch
 
 from fedlens.core.federation import Examples
-from fedlens.rounds.steps import StepInput, each_step
+from fedlens.rounds.client import StepInput, each_step
 
 
 def some_steps(clients: int, steps: int, batch: int) -> StepInput:

@@ -265,19 +265,13 @@ def wraps(filling: Any, other: Any) -> bool:
     return is_dataclass(filling) and same(getattr(filling, "inner", None), other)
 
 
-def alike(a: Any, b: Any, is_number: bool = False) -> bool:
+def same_but_numbers(a: Any, b: Any) -> bool:
     """Whether two fillings differ in nothing but their fields of type `Number`."""
-    if is_number and all(isinstance(value, (int, float)) for value in (a, b)):
-        return True
-    if is_dataclass(a) and type(a) is type(b):
-        kind: Any = type(a)
-        numbers = _numbers(kind)
-        return all(
-            alike(getattr(a, f.name), getattr(b, f.name), f.name in numbers) for f in fields(a)
-        )
-    if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
-        return all(map(alike, a, b))
-    return same(a, b)
+
+    def left_out(number: Number) -> Number:
+        return number if isinstance(number, Tensor) else 0.0
+
+    return same(_changed(a, left_out), _changed(b, left_out))
 
 
 @functools.cache
@@ -294,7 +288,7 @@ T = TypeVar("T")
 
 
 def side_by_side(fillings: Sequence[T], like: Tensor) -> T:
-    """Merge G fillings that are `alike` into one: numbers that differ become tensors [G].
+    """Merge G fillings, the `same_but_numbers`: numbers that differ become tensors [G].
 
     These have the dtype and the device of `like`.
     """
@@ -338,7 +332,7 @@ def _changed(filling: T, change: Callable[[Number], Number]) -> T:
 
 
 def numbers_of(fillings: Sequence[Any]) -> list[list[float]]:  # P of G
-    """The numbers of G fillings that are `alike`, in a fixed order, except those that are all 0.0.
+    """The numbers of G fillings, the `same_but_numbers`, in a fixed order, except those all 0.0.
 
     A number that is 0.0 in all of them switches its term off: it is structure, not an input.
     """

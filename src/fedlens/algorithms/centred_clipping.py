@@ -15,7 +15,7 @@ from torch import Tensor
 from fedlens.algorithm import Algorithm, at_least, paper
 from fedlens.algorithm.slots import Combine
 from fedlens.algorithms.median import middle
-from fedlens.core import Cohort, Memory, Number, Tree, per_row
+from fedlens.core import Cohort, Memory, Number, Tree, per_row, squared_norm
 from fedlens.network.layout import Layout
 
 
@@ -45,8 +45,7 @@ class CentredClipping(Combine):
         centre = {name: v for name, v in memory["centre"].items() if name in updates}
         for _ in range(self.iterations):
             away = {name: updates[name] - v for name, v in centre.items()}
-            squares = [one.flatten(1).square().sum(1) for one in away.values()]
-            length = torch.stack(squares).sum(0).sqrt()  # [C]
+            length = squared_norm(away).sqrt()  # [C]
             factor = (self.radius / length.clamp(min=1e-300)).clamp(max=1)
             centre = {
                 name: v + (away[name] * per_row(factor, away[name])).mean(0)

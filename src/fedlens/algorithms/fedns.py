@@ -32,7 +32,6 @@ class NodeByNode(Combine):
     bias: Literal["tied", "included"] = "tied"
     norm: Literal["tied", "fedavg"] = "tied"
     layer: str | None = None
-    linear: ClassVar[bool] = False
     uses_shares: ClassVar[bool] = False
 
     def check(self, layout: Layout) -> None:

@@ -8,13 +8,12 @@ weighting by n_k / n is the default here, as in FedAvg. For equal sizes both are
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, at_least, check_pull, paper
 from fedlens.algorithm.pieces import WHOLE_EPOCHS, BySize, Epochs, Equally, Probed, difference
 from fedlens.algorithm.slots import Penalty
-from fedlens.core import Local, Number, Tree, Upload, squared_distance
+from fedlens.core import Local, Number, Upload, squared_distance, squared_norm
 
 
 @dataclass(frozen=True)
@@ -36,12 +35,8 @@ class SendInexactness:
     """The update and, for the record, gamma = ||grad h(w+)|| / ||grad h(w_server)||."""
 
     def __call__(self, local: Local) -> Upload:
-        before, after = (_norm(local.solver[name]) for name in ("before", "after"))
+        before, after = (squared_norm(local.solver[name]).sqrt() for name in ("before", "after"))
         return replace(difference(local), scalars={"inexactness": after / before.clamp(min=1e-30)})
-
-
-def _norm(tree: Tree) -> Tensor:  # [C]
-    return torch.stack([t.flatten(1).square().sum(1) for t in tree.values()]).sum(0).sqrt()
 
 
 @paper

@@ -27,7 +27,6 @@ from fedlens.network.layout import Layout
 class Krum(Combine):
     byzantine: int
     keep: int
-    linear: ClassVar[bool] = False
     uses_shares: ClassVar[bool] = False
     reads_cohort: ClassVar[bool] = False
 

@@ -59,10 +59,10 @@ class SendReading:
     def __call__(self, local: Local) -> Upload:
         u = local.memory["dual"]
         primal = tree_map(lambda v, d: v - d, local.params, u) if self.subtract else local.params
-        apart = {name: v - local.anchor[name] for name, v in primal.items()}
-        dual = {name: d + apart[name] for name, d in u.items()}
+        gap = {name: v - local.anchor[name] for name, v in primal.items()}
+        dual = {name: d + gap[name] for name, d in u.items()}
         z_old = local.anchor if self.average == "sampled" else local.memory["z"]
-        return change(local, primal, apart, dual, z_old, float(self.dual_weight))
+        return change(local, primal, gap, dual, z_old, float(self.dual_weight))
 
 
 def _gamma(base: Algorithm, gamma: Number | None, name: str) -> Number:

@@ -17,7 +17,6 @@ from fedlens.network.layout import Layout
 
 @dataclass(frozen=True)
 class Median(Combine):
-    linear: ClassVar[bool] = False
     uses_shares: ClassVar[bool] = False
     reads_cohort: ClassVar[bool] = False
 

@@ -18,7 +18,6 @@ from fedlens.network.layout import Layout
 @dataclass(frozen=True)
 class TrimmedMean(Combine):
     share: float
-    linear: ClassVar[bool] = False
     uses_shares: ClassVar[bool] = False
     reads_cohort: ClassVar[bool] = False
 

@@ -99,8 +99,8 @@ def shuffle_segments(offsets: Array, keys: Array) -> Array:
     draw = _shift(drawn ^ LOWEST, 64 - width)  # keeps the order of int64
     packed = (owner << (width + low)) | (draw << low) | position
     # Segments of equal length are sorted separately, as rows, which is much faster.
-    alike = len(sizes) and (sizes == sizes[0]).all()
-    packed.reshape(len(sizes) if alike else 1, -1).sort()
+    are_equal = len(sizes) and (sizes == sizes[0]).all()
+    packed.reshape(len(sizes) if are_equal else 1, -1).sort()
     places: Array = (packed & ((1 << low) - 1)) + start
     return places
 

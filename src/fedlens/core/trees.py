@@ -145,8 +145,10 @@ def unstack(value: Any, count: int) -> list[Any]:
 
 
 def join(values: Sequence[Any]) -> Any:
-    """Concatenate the rows of tensors, down through dicts and tuples."""
+    """Concatenate the rows of tensors, down through dicts and tuples; one value stays itself."""
     first = values[0]
+    if len(values) == 1:
+        return first
     if isinstance(first, Tensor):
         return torch.cat(list(values))
     if isinstance(first, dict):

@@ -126,6 +126,7 @@ class Local:
     numbers: tuple[Tensor, ...] = ()  # [] or [C] each: the numbers of `objective` and `solve`
     lr: Number | None = None  # of its steps, if they have one; set for the upload
     factored: FactoredWeights | None = None  # of the layers whose weights are not in `params`
+    clients: Tensor | None = None  # [C] their numbers; zeros at a site, which does not know them
     client_keys: Tensor | None = None  # [C] of this round
 
     def key(self, name: str) -> Tensor:  # [C]
@@ -189,5 +190,9 @@ def zeros_at_first(params: Tree, told: Memory) -> Tree:
     return zeros_like(params)
 
 
+def squared_norm(tree: Tree) -> Tensor:  # [C]
+    return torch.stack([t.flatten(1).square().sum(1) for t in tree.values()]).sum(0)
+
+
 def squared_distance(a: Tree, b: Tree) -> Tensor:  # [C]
-    return torch.stack([(a[name] - b[name]).flatten(1).square().sum(1) for name in a]).sum(0)
+    return squared_norm({name: a[name] - b[name] for name in a})

@@ -1,6 +1,6 @@
 """The Ray cluster that this process uses: an existing one, or its own on this machine.
 
-Ray is imported only here and in `actor_group.py`, when it is needed.
+Ray is imported only here and in `ray.py`, when it is needed.
 """
 
 from __future__ import annotations

@@ -40,10 +40,9 @@ from fedlens.core import (
 )
 from fedlens.core.trees import map_tensors
 from fedlens.engines.recording import BLOCK, LONG
-from fedlens.network.factors import Factors
 from fedlens.network.layout import Layout
 from fedlens.network.network import Network
-from fedlens.network.stacked.products import drifted, faded, wide_product
+from fedlens.network.stacked.products import Factors, drifted, faded, wide_product
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.work import ClientInputs, Shared, Work
 
@@ -112,7 +111,7 @@ class FactoredForm:
     def __init__(self, network: Network, program: ClientProgram, names: tuple[str, ...]) -> None:
         self.network, self.names = network, names
         # If only the sum of the differences is needed, no client's own difference is computed.
-        self.sums_uploads = not program.guarded and all(
+        self.sums_uploads = not program.measures_norm and all(
             one.combine.sums_params and one.upload is difference and not one.channel
             for one in program.algorithms
         )

@@ -22,6 +22,8 @@ from typing import TypeVar
 
 import torch
 
+from fedlens.engines.graphs import no_garbage_collected
+
 T = TypeVar("T")
 
 INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
@@ -59,16 +61,12 @@ def fork(process: multiprocessing.process.BaseProcess) -> None:
     Garbage collection is disabled, too: the child must not free the garbage of this process.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
-    collects = gc.isenabled()
-    gc.disable()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), no_garbage_collected():
             # Python warns about forks with threads; the child starts none and takes no lock.
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
     finally:
-        if collects:
-            gc.enable()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
 
 

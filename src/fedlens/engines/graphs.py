@@ -90,7 +90,7 @@ def wait_for_aside(device: torch.device) -> None:
 
 @contextmanager
 def no_garbage_collected() -> Iterator[None]:
-    """Disable garbage collection: no other CUDA graph must be freed during a capture."""
+    """Disable garbage collection, as no other CUDA graph must be freed during a capture."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -21,9 +21,8 @@ from fedlens.core.federation import Examples
 from fedlens.core.trees import copies, copy_tensors, tensors_in
 from fedlens.network.model import Model
 from fedlens.network.ops import compile_ahead
-from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.client import ClientProgram, StepInput, TakeSteps
 from fedlens.rounds.engine import Recorder
-from fedlens.rounds.steps import StepInput, TakeSteps
 from fedlens.rounds.work import ClientInputs, PackedInputs, Part, Shared, Work
 
 T = TypeVar("T")

@@ -14,9 +14,8 @@ from fedlens.core.federation import Examples
 from fedlens.engines.recording import run_program
 from fedlens.network.model import Model
 from fedlens.network.network import Network
-from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.client import ClientProgram, TakeSteps
 from fedlens.rounds.engine import Engine
-from fedlens.rounds.steps import TakeSteps
 from fedlens.rounds.work import Part, Shared, Work
 
 

@@ -56,7 +56,7 @@ class Trained(NamedTuple):
 
     def received(self) -> Part:
         """The part of these clients. The next result may overwrite the memory of its update."""
-        part, kept = self.part, unstack(self.keep, len(self.part.scalars["loss"]))
+        part, kept = self.part, unstack(self.keep, self.part.num_clients)
         scalars, channel_scalars, keep = copies((part.scalars, part.channel_scalars, kept))
         update = part.update
         if not part.combined:
@@ -126,7 +126,8 @@ class Trainer:
             trains = isinstance(task, Training)
             value = send(self._train(*task) if trains else self._predict(*task))
             busy = time.perf_counter() - begun
-            most = torch.cuda.max_memory_allocated() if on_gpu else self._more_bytes
+            more = largest_yet() - self._bytes_before
+            most = torch.cuda.max_memory_allocated() if on_gpu else more
             return Result(value, busy, most)
         except Exception as error:
             mistake = mistake_of(error)
@@ -168,10 +169,6 @@ class Trainer:
         if self._moved is None:
             self._moved = moved(self._given, self.device)
         return self._moved
-
-    @property
-    def _more_bytes(self) -> int:
-        return largest_yet() - self._bytes_before
 
     def _here(self, examples: Examples) -> Examples:
         """The examples on this worker's device; sets that share images share them there, too."""

@@ -13,16 +13,48 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from fedlens.core import Tree
 from fedlens.core.trees import stack
-from fedlens.engines.costs import Costs
 from fedlens.engines.shared_memory import num_bytes
 from fedlens.engines.trainer import Predicting, Result, Task, Training
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.engine import Which
 from fedlens.rounds.work import Shared, Work
+
+ENOUGH, MOST = 8, 512  # measured tasks: needed for an estimate, and kept
+
+
+class Costs:
+    """The seconds per step and per example, measured as clients train.
+
+    A step has a fixed cost besides its examples, so neither count alone predicts the time.
+    """
+
+    def __init__(self) -> None:
+        self.seen: deque[tuple[float, float, float]] = deque(maxlen=MOST)
+
+    def learn(self, steps: float, examples: float, seconds: float) -> None:
+        self.seen.append((steps, examples, seconds))
+
+    @property
+    def are_seconds(self) -> bool:
+        """Whether enough tasks were measured to estimate seconds."""
+        return len(self.seen) >= ENOUGH
+
+    def of(self, steps: Tensor, examples: Tensor) -> list[float]:  # [C] each
+        """The cost of each client: seconds, or its number of examples until enough are measured."""
+        if not self.are_seconds:
+            return [float(count) for count in examples]
+        known = torch.tensor(list(self.seen), dtype=torch.float64)
+        # Least squares; this driver also solves rank-deficient problems (all clients alike).
+        prices = torch.linalg.lstsq(known[:, :2], known[:, 2:], driver="gelsd").solution
+        work = torch.stack([steps, examples], 1).double()
+        found: list[float] = (work @ prices.clamp(min=0)).flatten().tolist()
+        return found
+
 
 TRIES = 3  # attempts at a task whose worker is lost
 UPLOADS = 512 * 2**20  # bytes of uploads that may wait to be added up

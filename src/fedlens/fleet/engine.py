@@ -113,7 +113,7 @@ class Fleet(Engine):
         if self._declared is None:
             none = Examples(torch.zeros((1, 1, 1, 1), dtype=torch.uint8), torch.zeros(1).long())
             plain = Sequential(self.network, none)
-            self._declared = payload.declared(replace(program, apart=True), plain, shared)
+            self._declared = payload.declared(replace(program, uncombined=True), plain, shared)
         algorithm, failed = program.algorithm, dict[int, str]()
         goal = min(algorithm.select.cohort_size, len(work))
         rules = self.rules

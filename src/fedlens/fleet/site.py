@@ -107,7 +107,7 @@ class Site:
         # With the values that the schedules of the terms have in this round.
         algorithm = make_algorithm(task.experiment, round)
         layout, augment = task.network.layout, task.experiment.augment
-        program = ClientProgram(algorithm, layout, augment, apart=True)
+        program = ClientProgram(algorithm, layout, augment, uncombined=True)
         if not own_keys or not isinstance(own_keys, list) or not all(map(_is_whole, own_keys)):
             raise Refused("its order has no valid keys")
         own = payload.flat({"params": task.network.params, "buffers": task.network.buffers})

@@ -1,14 +1,19 @@
-"""A module as a function of its tensors, images, and the keys and masks of its layers."""
+"""The forms in which engines run a model: one client at a time, or many at once."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
+from torch.func import vmap
 
 from fedlens.core import Tree
 from fedlens.network.layers import side_inputs
 from fedlens.network.model import Constants, Numerics
+from fedlens.network.single.layers import FastLayer, FastPath, on_fast_path
+from fedlens.network.stacked.reader import StackedModule
 
 
 class FunctionalModule:
@@ -75,3 +80,93 @@ def _slots(module: nn.Module) -> Slots:
                 if tensor is not None:
                     slots[names[id(tensor)]].append((holder, attribute))
     return slots
+
+
+@dataclass(frozen=True)
+class SingleModel:
+    """One client (C = 1) whose batch has no padding."""
+
+    module: FunctionalModule
+    layers: tuple[FastLayer, ...] = ()  # the layers of `module` with a fast path
+    fast: FastPath | None = None  # the path that they take, if any
+
+    @property
+    def takes_steps(self) -> bool:
+        return self.fast is not None and self.fast.lr is not None
+
+    def __call__(
+        self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tree]:
+        tensors = {name: t.squeeze(0) for name, t in (params | buffers).items()}
+        # For a single example PyTorch's BatchNorm raises an error; the masked form does not.
+        padding = mask.squeeze(0) if mask.shape[1] == 1 else mask.new_empty(0)
+        inputs = channels_last(self.normalise(images.squeeze(0)))
+        with on_fast_path(self.layers, self.fast):
+            logits = self.module(tensors, inputs, keys.squeeze(0), padding, training=True)
+        return logits.unsqueeze(0), buffers
+
+    def normalise(self, images: Tensor) -> Tensor:
+        return self.module.numerics.normalise(images)
+
+
+def channels_last(images: Tensor) -> Tensor:
+    """The same images in channels-last layout, in which convolutions on a CPU are fastest."""
+    _, channels, height, width = images.shape
+    if channels > 1:
+        return images.contiguous(memory_format=torch.channels_last)
+    # With one channel both layouts are the same bytes: the strides tell PyTorch which one it is.
+    return images.contiguous().as_strided(images.shape, (height * width, 1, width, 1))
+
+
+@dataclass(frozen=True)
+class LayeredModel:
+    """C clients, layer by layer."""
+
+    module: StackedModule
+    mode: TrainingMode
+    numerics: Numerics
+    constants: Constants
+    takes_steps: ClassVar[bool] = False
+
+    def __call__(
+        self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tree]:
+        return self._logits(params | buffers, images, keys, mask, training=True), buffers
+
+    def normalise(self, images: Tensor) -> Tensor:
+        return self.numerics.normalise(images)
+
+    def predict(self, tensors: Tree, images: Tensor) -> Tensor:
+        """(parameters and buffers [C], images [C, B]) -> the logits [C, B, L] in evaluation."""
+        key = torch.zeros(len(images), dtype=torch.int64, device=images.device)
+        mask = torch.ones(images.shape[:2], device=images.device)
+        return self._logits(tensors, images, key, mask, training=False)
+
+    def _logits(
+        self, tensors: Tree, images: Tensor, keys: Tensor, mask: Tensor, *, training: bool
+    ) -> Tensor:
+        self.mode.set(training)
+        frozen = self.constants.on(images.device)
+        same = {name: t.expand(len(keys), *t.shape) for name, t in frozen.items()}
+        inputs = self.normalise(images)
+        return self.module(tensors | same, self.numerics.cast, inputs, keys, mask)
+
+
+@dataclass(frozen=True)
+class MappedModel:
+    """C clients, by vmap of the whole module over them."""
+
+    module: FunctionalModule
+    takes_steps: ClassVar[bool] = False
+
+    def __call__(
+        self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tree]:
+        def each(p: Tree, b: Tree, x: Tensor, k: Tensor, m: Tensor) -> tuple[Tensor, Tree]:
+            return self.module(p | b, x, k, m, training=True), b
+
+        logits, moved = vmap(each)(params, buffers, self.normalise(images), keys, mask)
+        return logits, moved
+
+    def normalise(self, images: Tensor) -> Tensor:
+        return self.module.numerics.normalise(images)

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.core import Tree, tree_map
-from fedlens.network.functional import FunctionalModule, TrainingMode, is_frozen
+from fedlens.network.functional import (
+    FunctionalModule,
+    LayeredModel,
+    MappedModel,
+    SingleModel,
+    TrainingMode,
+    channels_last,
+    is_frozen,
+)
 from fedlens.network.layers import prepare, side_inputs
 from fedlens.network.layout import Layout
 from fedlens.network.model import Constants, Model, Numerics
@@ -22,8 +30,6 @@ from fedlens.network.single.layers import (
     fuse,
     on_fast_path,
 )
-from fedlens.network.single.model import SingleModel, channels_last
-from fedlens.network.stacked.model import LayeredModel, MappedModel
 from fedlens.network.stacked.reader import read_module
 
 

@@ -32,12 +32,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlens.core import Number, Tree, per_row
-from fedlens.network.factors import Factors
 from fedlens.network.layers import LANES, WHOLE, Running, keyed_dropout
 from fedlens.network.pool import Windows
 from fedlens.network.stacked import products
 from fedlens.network.stacked.epilogue import Epilogue, KeyedMask
-from fedlens.network.stacked.products import Padding
+from fedlens.network.stacked.products import Factors, Padding, apply
 
 LINEAR_ROWS = 64  # of a client's batch: above this, or
 LINEAR_WEIGHTS = 2**18  # of a client's matrix, cuBLAS is faster
@@ -157,7 +156,7 @@ def convolve(
         y = functions.convolve(*operands, relu=relu, pool=pool, mask=with_it)
         mask = None if with_it is not None else mask
     else:
-        y = products.convolve(x, weight, bias, padding, stride)
+        y = apply(products.Convolve, x, weight, bias, padding, stride)
         y = F.relu(y) if relu else y
         y = y if pool is None else pool.maxima(y)
     return y if mask is None else dropped_images(y, mask)
@@ -237,8 +236,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False
     if _multiplies_in_triton(x) and is_small and weight.stride(2) == 1:
         from fedlens.network.kernels import functions
 
-        return functions.linear(x, weight, bias, relu=relu)
-    return products.linear(x, weight, bias, relu=relu)
+        return apply(functions.Linear, x, weight, bias, relu)
+    return apply(products.Linear, x, weight, bias, relu)
 
 
 def factored_linear(x: Tensor, factors: Factors, bias: Tensor | None, *, relu: bool) -> Tensor:
@@ -246,8 +245,8 @@ def factored_linear(x: Tensor, factors: Factors, bias: Tensor | None, *, relu: b
     if _multiplies_in_triton(x) and x.shape[1] <= FACTORED_ROWS:
         from fedlens.network.kernels import functions
 
-        return functions.factored_linear(x, factors, bias, relu=relu)
-    return products.factored_linear(x, factors, bias, relu=relu)
+        return apply(functions.FactoredLinear, x, bias, factors, relu)
+    return apply(products.FactoredLinear, x, bias, factors, relu)
 
 
 def mean_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:  # [C]
@@ -255,7 +254,7 @@ def mean_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tenso
     if _takes_triton(logits):
         from fedlens.network.kernels import functions
 
-        return functions.mean_cross_entropy(logits, labels, weights)
+        return apply(functions.MeanCrossEntropy, logits, labels, weights)
     rows = logits.to(weights).flatten(0, 1)
     losses = F.cross_entropy(rows, labels.flatten(), reduction="none")
     return weighted_mean(losses.view(labels.shape), weights)

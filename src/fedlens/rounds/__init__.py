@@ -1,21 +1,9 @@
 """A round: who takes part, what clients do, what they send, and how the server goes on."""
 
-from fedlens.rounds.round import (
-    ClientMemory,
-    Outcome,
-    RoundInput,
-    State,
-    begin,
-    run_round,
-    run_rounds,
-)
-
-__all__ = [
-    "ClientMemory",
-    "Outcome",
-    "RoundInput",
-    "State",
-    "begin",
-    "run_round",
-    "run_rounds",
-]
+from fedlens.rounds.round import ClientMemory as ClientMemory
+from fedlens.rounds.round import Outcome as Outcome
+from fedlens.rounds.round import RoundInput as RoundInput
+from fedlens.rounds.round import State as State
+from fedlens.rounds.round import begin as begin
+from fedlens.rounds.round import run_round as run_round
+from fedlens.rounds.round import run_rounds as run_rounds

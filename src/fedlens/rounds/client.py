@@ -1,4 +1,4 @@
-"""What clients do in a round. Local training is implemented only here.
+"""What clients do in a round, step by step. Local training is implemented only here.
 
 This is straight-line tensor code over C clients side by side; C is 1 if an engine trains clients
 one after another. It has no branch on a tensor's value and no `.item()`: the plan gives the number
@@ -8,11 +8,12 @@ of steps of each client and the number of examples in each batch.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,32 +21,179 @@ from torch import Tensor
 
 from fedlens.algorithm import Algorithm, numbers_of, pick, same, side_by_side, with_numbers
 from fedlens.algorithm.channel import encode, first_memory
-from fedlens.algorithm.slots import OWN
+from fedlens.algorithm.slots import OWN, LocalStep
 from fedlens.config.names import refuse_taken
-from fedlens.core import Cuts, Local, Memory, Tree, Upload, keys, tree_map
+from fedlens.core import Batch, Cuts, FactoredWeights, Local, Memory, Tree, Upload, keys, tree_map
 from fedlens.core.federation import Examples
-from fedlens.core.trees import in_order, map_tensors, stack, unstack
+from fedlens.core.trees import in_order, join, map_tensors, stack, unstack
 from fedlens.data.augment import Augment
+from fedlens.data.augment.mixup import Mixture
 from fedlens.network.layout import Layout
 from fedlens.network.model import Model
 from fedlens.network.ops import local_step_
-from fedlens.rounds.steps import (
-    StepInput,
-    TakeSteps,
-    WeightForm,
-    alike,
-    as_batch,
-    concatenated,
-    drift_of,
-    each_step,
-    numbers_of_clients,
-    one_for_all,
-    own_rows,
-    rows_of,
-    views_of,
-)
 from fedlens.rounds.uploads import NORM, norm_of
 from fedlens.rounds.work import ClientInputs, Part, Shared, Span, Spans
+
+READ_AHEAD = 2**25  # pixel values that a GPU reads at once; a CPU reads one step at a time
+
+
+class StepInput(NamedTuple):
+    """The inputs of S steps of C clients, from their plan; for a single step, without the S."""
+
+    chosen: Tensor  # [C, S, B] positions in Examples
+    labels: Tensor  # [C, S, B]
+    mask: Tensor  # [C, S, B]
+    counts: Tensor  # [C, S]
+    dropout_keys: Tensor  # [C, S]
+    augment_keys: Tensor  # [C, S]
+    ones: Tensor  # [C, S] the gradient of the sum of all clients' losses with respect to each
+    step: Tensor  # [S]
+
+    def at(self, which: slice) -> StepInput:
+        return StepInput._make([*(t[:, which] for t in self[:-1]), self.step[which]])
+
+    def by_step(self) -> StepInput:
+        """The same as [S, C, ...], for all steps at once: a kernel for each step costs more."""
+        ordered = (t.transpose(0, 1).contiguous() for t in self[:-1])
+        return StepInput._make([*ordered, self.step])
+
+
+def each_step(
+    examples: Examples,
+    now: StepInput,
+    prepare: Callable[[Tensor], Tensor] | None = None,
+    at_once: int | None = None,
+) -> Iterator[tuple[StepInput, Tensor]]:
+    """Yield each step and its images [C, B, ...], read and prepared for several steps at once."""
+    ordered = now.by_step()
+    steps = map(StepInput._make, zip(*(t.unbind() for t in ordered), strict=True))
+    at_once = at_once or _steps_at_once(examples, ordered.chosen[0].numel())
+    for first in range(0, len(ordered.chosen), at_once):
+        some = ordered.chosen[first : first + at_once]
+        images = examples.read(some.flatten())
+        images = images.view(*some.shape, *images.shape[1:])
+        for shown in (images if prepare is None else prepare(images)).unbind():
+            yield next(steps), shown
+
+
+def _steps_at_once(examples: Examples, num_images: int) -> int:
+    """How many steps, each of this many images, are read at once."""
+    if not examples.images.is_cuda:
+        return 1
+    return max(READ_AHEAD // (num_images * examples.images.shape[1:].numel()), 1)
+
+
+def as_batch(
+    images: Tensor, now: StepInput, augment: Augment | None
+) -> tuple[Batch, Mixture | None]:
+    """The examples of one step as the model sees them, and how they are mixed, if they are."""
+    mixture = None
+    if augment is not None:
+        images = augment(images, now.augment_keys)
+        mixture = augment.mixture(now.augment_keys, now.counts, now.chosen.shape[1])
+    if mixture is not None:
+        images = mixture.of_images(images)
+    return Batch(images, now.labels, now.mask), mixture
+
+
+TakeSteps = Callable[[Algorithm, Local, StepInput], tuple[Local, Tensor]]
+"""Takes S steps of every client, by an algorithm with their own numbers; the losses are [C, S]."""
+
+
+class WeightForm(Protocol):
+    """Another form than tensors for some weights of clients: see engines/factored.py."""
+
+    @property
+    def sums_uploads(self) -> bool:
+        """Whether only the sum of the clients' updates of these weights is computed."""
+        ...
+
+    def start(self, local: Local, inputs: ClientInputs, step: LocalStep) -> FactoredWeights:
+        """What clients have in place of these weights before their first step."""
+        ...
+
+    def weights(self, local: Local, step: Tensor) -> dict[str, Any]:
+        """What the model uses in place of these weights in this step, counted from 0, []."""
+        ...
+
+    def multiplied_out(self, local: Local, step: LocalStep) -> Local:
+        """Clients with these weights as tensors, after their last step."""
+        ...
+
+
+def equal_steps(cuts: Cuts) -> Iterator[tuple[slice, int, int]]:
+    """Runs of steps with equal numbers of clients and examples, and these two numbers."""
+    first = 0
+    for (training, width), some in groupby(zip(*cuts, strict=True)):
+        steps = slice(first, first + len(list(some)))
+        yield steps, training, width
+        first = steps.stop
+
+
+class _OneForAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, losses: Tensor, ones: Tensor) -> Tensor:
+        ctx.ones = ones.to(losses)
+        return losses.detach()[0]
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
+        return ctx.ones, None
+
+
+def one_for_all(losses: Tensor, ones: Tensor) -> Tensor:  # [C] each
+    """A scalar whose gradients are those of the sum of all losses; its value is not used.
+
+    `torch.autograd.grad` accepts a scalar as it is. To check gradients that it is given, such as
+    `ones` for `losses`, it imports SymPy, which takes longer than many runs.
+    """
+    if len(losses) == 1:
+        return losses
+    apply: Any = _OneForAll.apply
+    one: Tensor = apply(losses, ones)
+    return one
+
+
+def numbers_of_clients(inputs: ClientInputs, params: Tree) -> tuple[Tensor, ...]:
+    """The numbers of the local steps, if they are an input: each [] or, by client, [C]."""
+    if inputs.numbers is None:
+        return ()
+    numbers = inputs.numbers.to(next(iter(params.values())).dtype)
+    if inputs.group is None or len(inputs.cohort_sizes) == 1:
+        return tuple(number[0] for number in numbers)
+    return tuple(number[inputs.group] for number in numbers)
+
+
+def rows_of(local: Local, which: slice) -> Local:
+    """Copies of some clients of `local`; shared tensors, with a leading axis of 1, stay."""
+    return _of_clients(local, lambda t: t[which].clone())
+
+
+def views_of(local: Local, which: slice) -> Local:
+    """The same as views."""
+    return _of_clients(local, lambda t: t.detach()[which])
+
+
+def _of_clients(local: Local, fn: Callable[[Tensor], Tensor]) -> Local:
+    clients = len(local.steps)
+    local = replace(local, step=None, count=None, loss=None)
+    some: Local = map_tensors(local, lambda t: fn(t) if t.ndim and len(t) == clients else t)
+    return some
+
+
+def own_rows(rows: slice, tensor: Tensor) -> Tensor:
+    return tensor[rows] if tensor.ndim else tensor
+
+
+def concatenated(parts: list[Local]) -> Local:
+    first = parts[0]
+    names = ["params", "buffers", "facts", "memory", "solver", "steps", "factored"]
+    names += ["clients", "client_keys"]
+    if first.group is not None:
+        names += ["anchor", "told", "group"]
+        names += ["numbers"] if first.numbers and first.numbers[0].ndim else []
+    return replace(first, **{name: join([getattr(part, name) for part in parts]) for name in names})
+
 
 AUGMENT = keys.purpose("augment")
 
@@ -64,8 +212,8 @@ class ClientProgram:
     augment: Augment | None = None
     each: tuple[Algorithm, ...] = ()
     form: WeightForm | None = None
-    guarded: bool = False  # whether the norm of all that a client sends is measured
-    apart: bool = False  # whether uploads stay uncombined: which others report is not known yet
+    measures_norm: bool = False  # of all that a client sends
+    uncombined: bool = False  # whether uploads stay so: which others report is not known yet
 
     @classmethod
     def joint(cls, programs: Sequence[ClientProgram], like: Tensor) -> ClientProgram:
@@ -119,7 +267,13 @@ class ClientProgram:
 
     @cached_property
     def _structure(self) -> tuple[Any, ...]:
-        found: list[Any] = [self.layout, self.augment, self.form, self.guarded, self.apart]
+        found: list[Any] = [
+            self.layout,
+            self.augment,
+            self.form,
+            self.measures_norm,
+            self.uncombined,
+        ]
         for one in self.algorithms:
             rules = with_numbers((one.objective, one.solve), itertools.repeat(_A_NUMBER))
             found += [rules, one.upload, one.channel, one.combine, one.carries, one.memory]
@@ -143,16 +297,15 @@ class ClientProgram:
         some_of = rows_of if take_steps is None else views_of
         take_steps = take_steps or partial(self.take_steps, model, examples)
         local, loss = self._train(examples.labels, cuts, take_steps, some_of, shared, inputs)
-        client_keys = inputs.keys
         if inputs.to_cohort is not None:
             order = inputs.to_cohort
-            local, loss, client_keys = map_tensors(
-                (local, loss, client_keys), lambda t: t[order] if t.ndim and len(t) > 1 else t
+            local, loss = map_tensors(
+                (local, loss), lambda t: t[order] if t.ndim and len(t) > 1 else t
             )
         with torch.no_grad():
             uploads = self._uploads(spans, local, shared.exact)
             return [
-                self._send(span, upload, local, loss, inputs, client_keys)
+                self._send(span, upload, local, loss, inputs)
                 for span, upload in zip(spans, uploads, strict=True)
             ]
 
@@ -168,8 +321,13 @@ class ClientProgram:
         """The clients after their steps, and their mean loss [C]."""
         local = self._start(shared, inputs)
         algorithm = self.algorithm_of(local)
-        if algorithm.local_step is not None and algorithm.local_step.contracts:
-            local.drift = drift_of(algorithm, local)
+        step = algorithm.local_step
+        if step is not None and step.contracts and step.drift is not None:
+            # In the memory layout of the parameters, which an engine may choose.
+            local.drift = {
+                name: torch.empty_like(p).copy_(step.drift(local, name))
+                for name, p in local.params.items()
+            }
         dtype, device = next(iter(local.params.values())).dtype, known_labels.device
         index, counts = inputs.plan.index, inputs.plan.counts
         labels = known_labels[index]
@@ -182,7 +340,7 @@ class ClientProgram:
         losses: list[Tensor] = []
         finished: list[Local] = []
 
-        for some, training, width in alike(cuts):
+        for some, training, width in equal_steps(cuts):
             if training < len(local.steps):
                 finished.append(some_of(local, slice(training, None)))
                 local = some_of(local, slice(training))
@@ -307,6 +465,7 @@ class ClientProgram:
             steps=inputs.steps,
             group=group,
             numbers=numbers_of_clients(inputs, params),
+            clients=inputs.clients,
             client_keys=inputs.keys,
         )
         algorithm = self.algorithm_of(local)
@@ -322,8 +481,8 @@ class ClientProgram:
         group = local.group
         if group is None:
             return [self._upload(0, replace(local, exact=exact))]
-        alike = self.form is not None and self.form.sums_uploads  # uploads are small then
-        if alike or not self.each:  # or groups are versions of one experiment's model
+        small = self.form is not None and self.form.sums_uploads
+        if small or not self.each:  # or groups are versions of one experiment's model
             own = {name: t[group] for name, t in exact.items()}
             whole = self._upload(0, replace(local, exact=own))
             return [map_tensors(whole, itemgetter(slice(first, end))) for _, first, end in spans]
@@ -348,13 +507,7 @@ class ClientProgram:
         return own.upload(local)
 
     def _send(
-        self,
-        span: Span,
-        upload: Upload,
-        local: Local,
-        loss: Tensor,
-        inputs: ClientInputs,
-        client_keys: Tensor,
+        self, span: Span, upload: Upload, local: Local, loss: Tensor, inputs: ClientInputs
     ) -> Part:
         """What comes back from the clients of one experiment."""
         number, rows = span[0], slice(*span[1:])
@@ -363,7 +516,7 @@ class ClientProgram:
         if "label_counts" not in algorithm.discloses:
             cohort = cohort._replace(label_shares=None)
         model, solver, loss, client_keys = map_tensors(
-            (local.params | local.buffers, local.solver, loss, client_keys), itemgetter(rows)
+            (local.params | local.buffers, local.solver, loss, local.client_keys), itemgetter(rows)
         )
         sent, keep = self.leaving(upload.update), dict(upload.keep)
         algorithm.check_kept(keep)
@@ -383,10 +536,10 @@ class ClientProgram:
             keep[OWN] = {name: model[name] for name in self.own_names}
         refuse_taken([*upload.scalars, *channel_scalars])
         scalars = {"loss": loss, **upload.scalars}
-        if self.guarded:
+        if self.measures_norm:
             scalars[NORM] = norm_of([sent, *upload.extra.values()], loss)
         whole = len(loss) == inputs.cohort_sizes[number]
-        elsewhere = self.apart or algorithm.combine.at_server
+        elsewhere = self.uncombined or algorithm.combine.at_server
         combined = not elsewhere and (algorithm.sums_parts or whole)
         if combined:
             sent = algorithm.combine(sent, shares, cohort, self.layout)

@@ -19,9 +19,8 @@ from fedlens.core.federation import Federation
 from fedlens.core.trees import copies, copy_tensors, moved, stack
 from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
-from fedlens.rounds.cohorts import Asked, BelowQuorum, Call, Reports, ask
+from fedlens.rounds.cohorts import Asked, BelowQuorum, Call, Gathering, Reports, ask, gathering
 from fedlens.rounds.engine import Engine, Unreported
-from fedlens.rounds.gathering import Gathering, gathering
 from fedlens.rounds.reports import Clock, Reporting
 from fedlens.rounds.traffic import num_bytes, sum_of_bytes
 from fedlens.rounds.uploads import NORM, Uploads
@@ -76,7 +75,7 @@ class State:
     clients: ClientMemory
     combining: Memory = field(default_factory=dict)  # what `combine` remembers
     time: float = 0.0  # of the virtual clock, if there is one
-    flights: Tree = field(default_factory=dict)  # [M] each: clients still training, see `cohorts`
+    in_training: Tree = field(default_factory=dict)  # [M] each: see `cohorts`
     versions: Mapping[int, Any] = field(default_factory=dict)
     """What these clients were sent when they started, the model included, by round."""
 
@@ -126,7 +125,7 @@ class RoundInput:
             round=state.round,
             clock=self.clock,
             time=state.time,
-            flights=state.flights,
+            in_training=state.in_training,
             elsewhere=elsewhere,
         )
 
@@ -148,14 +147,14 @@ def run_rounds(
     program: ClientProgram,
     engine: Engine,
     experiments: Sequence[RoundInput],
-    tell: Callable[[int, Work], None] = lambda *_: None,
+    on_uploads: Callable[[int, Work], None] = lambda *_: None,
 ) -> list[tuple[State, Outcome]]:
     """Run a round of each of G experiments; the engine trains their clients as one cohort.
 
-    `program` is their programs as one, see `ClientProgram.joint`. `tell` is called whenever uploads
-    arrive, with the number of clients so far and with the work of all. Invalid updates are found
-    when all clients have trained: then these train again without the clients that sent them, which
-    gives the same updates of the others, and the shares that are right without those clients.
+    `program` is their programs as one, see `ClientProgram.joint`. `on_uploads` is called whenever
+    uploads arrive, with the number of clients so far and with the work of all. Invalid updates are
+    found when all clients have trained: then these train again without the clients that sent them,
+    which gives the same updates of the others, and the shares that are right without those clients.
     """
     gathered = _gatherings(experiments, engine.reporting)
     reports = [_named(g, one.reports) for g, one in enumerate(gathered)]
@@ -168,8 +167,8 @@ def run_rounds(
         try:
             for part in engine.map(program, shared, work) if len(work) else ():
                 uploads[part.group].add(part)
-                done += len(part.scalars["loss"])
-                tell(done, work)
+                done += part.num_clients
+                on_uploads(done, work)
             wholes = [one.whole() for one in uploads]
             rejected = [_rejected(*each) for each in zip(experiments, wholes, strict=True)]
         except Unreported as error:  # raised only if there is one experiment
@@ -218,7 +217,7 @@ def _models(experiment: RoundInput, reports: Reports) -> dict[int, Memory]:
     """The models that the reporting clients started from, by their round, oldest first."""
     state = experiment.state
     known = {**state.versions, state.round: _model(state)}
-    return {number: known[number] for number in sorted({f.version for f in reports.landed})} or {
+    return {number: known[number] for number in sorted({f.version for f in reports.arrived})} or {
         state.round: known[state.round]
     }
 
@@ -253,8 +252,8 @@ def _work(experiment: RoundInput, reports: Reports, models: Mapping[int, Memory]
     counts = federation.label_counts(holdings)
     cohort = _cohort(algorithm, federation, state, reports.reported, counts)
     group, memory = None, []
-    if reports.landed:
-        versions = torch.tensor([flight.version for flight in reports.landed])
+    if reports.arrived:
+        versions = torch.tensor([one.version for one in reports.arrived])
         cohort = cohort._replace(staleness=state.round - versions)
         group = torch.searchsorted(torch.tensor(list(models)), versions)
     if group is None or len(models) == 1:
@@ -362,7 +361,7 @@ def _move(
     for tell in algorithm.tell if len(work) else ():
         told = told | tell.update(told, gathered)
     kept = state.clients.put(cohort.clients, uploads.keep, cohort.sizes)
-    left = set(reports.flights["version"].tolist()) if reports.flights else set()
+    left = set(reports.in_training["version"].tolist()) if reports.in_training else set()
     known = {**state.versions, state.round: _model(state)}
     after = State(
         round=state.round + 1,
@@ -373,7 +372,7 @@ def _move(
         combining=combining,
         clients=kept,
         time=reports.time,
-        flights=dict(reports.flights),
+        in_training=dict(reports.in_training),
         versions={number: model for number, model in known.items() if number in left},
     )
     return after, outcome

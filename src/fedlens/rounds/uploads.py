@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core import Memory, Tree
-from fedlens.core.trees import copies
+from fedlens.core.trees import copies, join
 from fedlens.rounds.work import Part
 
 NORM = "update_norm"  # the scalar by which the server finds invalid updates
@@ -44,7 +44,7 @@ class Uploads:
         self.parts: list[Part] = []
 
     def add(self, part: Part) -> None:
-        sent = Sum(len(part.scalars["loss"]), part.update if part.combined else {}, part.extra)
+        sent = Sum(part.num_clients, part.update if part.combined else {}, part.extra)
         if not self.sums or self.sums[-1].num_clients > sent.num_clients:
             # Always copied: a server may keep `extra`.
             update: Tree = copies(sent.update) if part.borrowed else sent.update
@@ -64,10 +64,10 @@ class Uploads:
         for left in reversed(self.sums[:-1]):
             total = left.plus(total)
         self.sums = [total]
-        update = total.update if combined else _join([part.update for part in self.parts])
+        update = total.update if combined else join([part.update for part in self.parts])
         keep = [memory for part in self.parts for memory in part.keep]
-        scalars = _join([dict(part.scalars) for part in self.parts])
-        channel = _join([dict(part.channel_scalars) for part in self.parts])
+        scalars = join([dict(part.scalars) for part in self.parts])
+        channel = join([dict(part.channel_scalars) for part in self.parts])
         return Part(
             update,
             self.counters,
@@ -85,12 +85,6 @@ def _added(total: Tree, part: Tree) -> Tree:
     for name, tensor in total.items():
         tensor += part[name]
     return total
-
-
-def _join(trees: list[Tree]) -> Tree:
-    if len(trees) == 1:
-        return trees[0]
-    return {name: torch.cat([tree[name] for tree in trees]) for name in trees[0]}
 
 
 def norm_of(trees: Sequence[Tree], loss: Tensor) -> Tensor:  # [C] float64

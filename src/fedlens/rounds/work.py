@@ -107,6 +107,10 @@ class Part(NamedTuple):
     group: int = 0  # which experiment of a sweep they belong to
     channel_scalars: Mapping[str, Tensor] = {}  # [C] each, of which plain means are recorded
 
+    @property
+    def num_clients(self) -> int:
+        return len(self.scalars["loss"])
+
 
 class ClientInputs(NamedTuple):
     """`Work` in the form for training, on the model's device: clients with more steps come first.
@@ -117,6 +121,7 @@ class ClientInputs(NamedTuple):
     """
 
     plan: Plan
+    clients: Tensor  # [C]
     keys: Tensor  # [C]
     dropout_keys: Tensor  # [C, T]
     facts: Facts
@@ -138,6 +143,7 @@ class ClientInputs(NamedTuple):
             steps, to_cohort, mine = steps[order], order.argsort(), work.rows(order)
         return cls(
             plan=mine.plan,
+            clients=mine.cohort.clients,
             keys=mine.keys,
             dropout_keys=_of_steps(mine.keys, mine.plan.index.shape[1]),
             facts=mine.facts,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlens.algorithm import alike
+from fedlens.algorithm import same_but_numbers
 from fedlens.config.experiment import Experiment, Named
 from fedlens.core import Tree
 from fedlens.core.federation import Dataset, Examples
@@ -229,10 +229,10 @@ def _fits(one: Setup, two: Setup) -> bool:
     return (
         one.federation.examples is two.federation.examples
         and all(getattr(one.experiment, key) == getattr(two.experiment, key) for key in keys)
-        and alike((a.objective, a.solve), (b.objective, b.solve))
+        and same_but_numbers((a.objective, a.solve), (b.objective, b.solve))
         and (a.carries, a.personal) == (b.carries, b.personal)
         and (a.pace, b.pace) == (None, None)
-        and one.program.guarded == two.program.guarded
+        and one.program.measures_norm == two.program.measures_norm
         and _same_tree(one.network.frozen, two.network.frozen)
     )
 

@@ -20,9 +20,9 @@ from typing import Any
 
 from fedlens.config.experiment import Named
 from fedlens.engines import Ray
-from fedlens.engines.actor_group import ActorGroup, RemoteWorker, lost_errors, resources_by_node
 from fedlens.engines.cluster import HeadLost, connect
 from fedlens.engines.messages import Message, arrays_of, pack, unpack
+from fedlens.engines.ray import ActorGroup, RemoteWorker, lost_errors, resources_by_node
 from fedlens.engines.workers import TRIES
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.manifest import (

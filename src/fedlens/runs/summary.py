@@ -118,8 +118,8 @@ def who_failed(setup: Setup, state: State, reports: Reports) -> Record:
     """The end of a round on the virtual clock, its failed clients, and staleness or attempts."""
     record: Record = {} if setup.clock is None else {"clock": state.time}
     record["failed"] = {name: list(clients) for name, clients in reports.failed.items()}
-    if reports.landed:
-        record["staleness"] = [state.round - 1 - flight.version for flight in reports.landed]
+    if reports.arrived:
+        record["staleness"] = [state.round - 1 - one.version for one in reports.arrived]
     else:
         record["attempts"] = reports.attempts
     return record

@@ -143,7 +143,7 @@ def build(
     if algorithm.personal is not None:
         algorithm.personal.names(network.layout)
     clocked = _needs_clock(experiment, algorithm)
-    program = ClientProgram(algorithm, network.layout, experiment.augment, guarded=clocked)
+    program = ClientProgram(algorithm, network.layout, experiment.augment, measures_norm=clocked)
     if beside is None:
         parts = {"train": train, "test": dataset.test, "validation": validation}
         for name in experiment.evaluate.on:

@@ -20,7 +20,7 @@ from fedlens.data.partitions import natural_column
 from fedlens.data.partitions.altered import Altered
 from fedlens.data.partitions.dealing import dealt
 from fedlens.data.places import Counted, Source, existing
-from fedlens.engines.actor import OnDisk
+from fedlens.engines.ray import OnDisk
 
 
 class ClientTests(NamedTuple):

@@ -12,8 +12,8 @@ from fedlens.config.experiment import Experiment
 from fedlens.config.names import ENGINES
 from fedlens.core.federation import Examples
 from fedlens.engines import Engine, cluster
-from fedlens.engines.actor import OnDisk
 from fedlens.engines.processes import num_cores
+from fedlens.engines.ray import OnDisk
 from fedlens.network.network import Network
 from fedlens.setup.tryouts import stacking_fails
 

@@ -5,49 +5,29 @@ compared, an algorithm can be printed and sent to another process, and a sweep c
 number per experiment where one number was.
 """
 
-from fedlens.algorithm.pieces.combine import WeightedSum
-from fedlens.algorithm.pieces.draw import WHOLE_EPOCHS, Epochs, Steps, Virtual
-from fedlens.algorithm.pieces.losses import cross_entropy, double_softmax, squared_error
-from fedlens.algorithm.pieces.objective import ByEffectiveNumber, Objective
-from fedlens.algorithm.pieces.personal import OwnHead, OwnNorms
-from fedlens.algorithm.pieces.select import BySize, Poisson, Uniformly
-from fedlens.algorithm.pieces.solve import (
-    ClippedByNorm,
-    ClippedByValue,
-    Corrected,
-    GradientDescent,
-    Probed,
-    Sgd,
-    is_sgd,
-)
-from fedlens.algorithm.pieces.upload import difference
-from fedlens.algorithm.pieces.weigh import ByExamples, Constant, Equally
-
-__all__ = [
-    "WHOLE_EPOCHS",
-    "ByEffectiveNumber",
-    "ByExamples",
-    "BySize",
-    "ClippedByNorm",
-    "ClippedByValue",
-    "Constant",
-    "Corrected",
-    "Epochs",
-    "Equally",
-    "GradientDescent",
-    "Objective",
-    "OwnHead",
-    "OwnNorms",
-    "Poisson",
-    "Probed",
-    "Sgd",
-    "Steps",
-    "Uniformly",
-    "Virtual",
-    "WeightedSum",
-    "cross_entropy",
-    "difference",
-    "double_softmax",
-    "is_sgd",
-    "squared_error",
-]
+from fedlens.algorithm.pieces.combine import WeightedSum as WeightedSum
+from fedlens.algorithm.pieces.draw import WHOLE_EPOCHS as WHOLE_EPOCHS
+from fedlens.algorithm.pieces.draw import Epochs as Epochs
+from fedlens.algorithm.pieces.draw import Steps as Steps
+from fedlens.algorithm.pieces.draw import Virtual as Virtual
+from fedlens.algorithm.pieces.losses import cross_entropy as cross_entropy
+from fedlens.algorithm.pieces.losses import double_softmax as double_softmax
+from fedlens.algorithm.pieces.losses import squared_error as squared_error
+from fedlens.algorithm.pieces.objective import ByEffectiveNumber as ByEffectiveNumber
+from fedlens.algorithm.pieces.objective import Objective as Objective
+from fedlens.algorithm.pieces.personal import OwnHead as OwnHead
+from fedlens.algorithm.pieces.personal import OwnNorms as OwnNorms
+from fedlens.algorithm.pieces.select import BySize as BySize
+from fedlens.algorithm.pieces.select import Poisson as Poisson
+from fedlens.algorithm.pieces.select import Uniformly as Uniformly
+from fedlens.algorithm.pieces.solve import ClippedByNorm as ClippedByNorm
+from fedlens.algorithm.pieces.solve import ClippedByValue as ClippedByValue
+from fedlens.algorithm.pieces.solve import Corrected as Corrected
+from fedlens.algorithm.pieces.solve import GradientDescent as GradientDescent
+from fedlens.algorithm.pieces.solve import Probed as Probed
+from fedlens.algorithm.pieces.solve import Sgd as Sgd
+from fedlens.algorithm.pieces.solve import is_sgd as is_sgd
+from fedlens.algorithm.pieces.upload import difference as difference
+from fedlens.algorithm.pieces.weigh import ByExamples as ByExamples
+from fedlens.algorithm.pieces.weigh import Constant as Constant
+from fedlens.algorithm.pieces.weigh import Equally as Equally

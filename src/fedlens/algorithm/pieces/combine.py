@@ -20,15 +20,14 @@ class WeightedSum(Combine):
 
     buffers: Literal["shares", "examples"] = "shares"
     linear: ClassVar[bool] = True  # sums over parts of the cohort add up to the whole's
-    uses_shares: ClassVar[bool] = True
     sums_params: ClassVar[bool] = True
     reads_cohort: ClassVar[bool] = False  # but for the buffers of papers with shares of their own
 
     def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
         combined = {}
         for name, u in updates.items():
-            apart = self.buffers == "examples" and layout.entries[name].role == "buffer"
-            weights = cohort.size_shares if apart else shares
+            by_examples = self.buffers == "examples" and layout.entries[name].role == "buffer"
+            weights = cohort.size_shares if by_examples else shares
             whole = len(u) > 1
             combined[name] = (
                 torch.tensordot(weights.to(u), u, dims=1) if whole else u[0].mul_(weights[0])

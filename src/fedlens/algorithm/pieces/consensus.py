@@ -81,23 +81,23 @@ class TimesDual:
 
 def send_change(local: Local) -> Upload:
     """z_new - z_old, with the dual moved by v - x, unless `Consensus` has moved it already."""
-    apart = {name: v - local.anchor[name] for name, v in local.params.items()}
-    moved = local.solver.get("moved", apart)
+    gap = {name: v - local.anchor[name] for name, v in local.params.items()}
+    moved = local.solver.get("moved", gap)
     dual = {name: u + moved[name] for name, u in local.memory["dual"].items()}
-    return change(local, local.params, apart, dual, local.memory["z"])
+    return change(local, local.params, gap, dual, local.memory["z"])
 
 
 def change(
-    local: Local, primal: Tree, apart: Tree, dual: Tree, z_old: Tree, dual_weight: float = 1.0
+    local: Local, primal: Tree, gap: Tree, dual: Tree, z_old: Tree, dual_weight: float = 1.0
 ) -> Upload:
     """z_new - z_old and, for the record, ||v - x||^2, whose weighted mean is the primal residual.
 
-    `apart` is v - x.
+    `gap` is v - x.
     """
     z = {name: torch.add(v, dual[name], alpha=dual_weight) for name, v in primal.items()}
     of_buffers = {name: t for name, t in local.exact.items() if name not in primal}
     plain = difference(replace(local, exact=of_buffers))
-    norms = [torch.linalg.vector_norm(t.flatten(1), dim=1) for t in apart.values()]
+    norms = [torch.linalg.vector_norm(t.flatten(1), dim=1) for t in gap.values()]
     return replace(
         plain,
         update=plain.update | {name: _minus(t, z_old[name]) for name, t in z.items()},

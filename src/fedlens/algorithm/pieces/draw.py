@@ -31,7 +31,7 @@ class Epochs(Draw):
     batch_size: int
     uneven: float = 0.0
     whole: bool = False
-    by_client: ClassVar[bool] = True  # the draw of a client is independent of the others
+    by_client: ClassVar[bool] = True
 
     def __call__(self, holdings: Holdings, client_keys: Tensor) -> Plan:
         return _in_passes(holdings, client_keys, self.batch_size, self._steps)

@@ -127,5 +127,5 @@ def _adam(name: str, local: LocalSettings, beta1: float, beta2: float, eps: floa
             raise ValueError(f"{name}: {option} is {beta}: choose a number from 0 to below 1")
     if not 0 < eps < float("inf"):
         raise ValueError(f"{name}: eps is {eps}: choose a number above 0")
-    decay, apart = local.weight_decay, name == "adamw"
-    return Adam(local.lr, beta1, beta2, eps, decay, apart, local.weight_decay_on)
+    decay, decoupled = local.weight_decay, name == "adamw"
+    return Adam(local.lr, beta1, beta2, eps, decay, decoupled, local.weight_decay_on)

@@ -9,7 +9,17 @@ from torch import Tensor
 
 from fedlens.algorithm.slots import LocalStep, Solve, Wraps
 from fedlens.config.sections import DecayOn
-from fedlens.core import Local, Memory, Number, Tree, is_on, per_row, tree_map, zeros_like
+from fedlens.core import (
+    Local,
+    Memory,
+    Number,
+    Tree,
+    is_on,
+    per_row,
+    squared_norm,
+    tree_map,
+    zeros_like,
+)
 from fedlens.network.ops import sgd_
 
 
@@ -77,9 +87,7 @@ class ClippedByNorm(Wraps):
     def update(
         self, grads: Tree, memory: Memory, params: Tree, local: Local
     ) -> tuple[Tree, Memory]:
-        squares = [g.flatten(1).square().sum(1) for g in grads.values()]
-        length = torch.stack(squares).sum(0).sqrt()  # [C]
-        factor = (self.norm / (length + 1e-6)).clamp(max=1)
+        factor = (self.norm / (squared_norm(grads).sqrt() + 1e-6)).clamp(max=1)  # [C]
         for g in grads.values():
             g.mul_(_row(factor, g))
         return self.inner.update(grads, memory, params, local)

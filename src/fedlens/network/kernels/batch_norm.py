@@ -79,9 +79,9 @@ def _batch_norm_kernel(
         there = real[:, None] & here[None, :]
         entry = start + r[:, None] * channels + k[None, :]
         value = tl.load(x + entry, mask=there, other=0.0).to(tl.float32)
-        apart = tl.where(there, value - first[None, :], 0.0)
-        sums += apart
-        squares += apart * apart
+        centred = tl.where(there, value - first[None, :], 0.0)
+        sums += centred
+        squares += centred * centred
         counts += real.to(tl.float32)
     count = tl.sum(counts, 0)
     n = tl.maximum(count, 1.0)

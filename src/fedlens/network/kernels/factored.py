@@ -22,9 +22,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedlens.network.factors import Factors
 from fedlens.network.kernels.launch import launchable
 from fedlens.network.kernels.sizes import PROGRAMS, tile
+from fedlens.network.stacked.products import Factors
 
 # Step numbers are elements of one tensor, and every second one is not aligned: without this, Triton
 # would compile a second kernel for them.

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fedlens.core.keys import GOLDEN, signed
-from fedlens.network.factors import Factors
 from fedlens.network.kernels import (
     borders,
     convolution,
@@ -34,7 +33,7 @@ from fedlens.network.kernels.sizes import (
 )
 from fedlens.network.pool import Windows
 from fedlens.network.stacked.epilogue import KeyedMask
-from fedlens.network.stacked.products import Padding, dilate, shared_product
+from fedlens.network.stacked.products import Factors, Padding, apply, dilate, shared_product
 
 UNSTORED = (torch.bfloat16,)
 """The dtypes of grads for which, if only the gradient of the weights is needed, the grads before
@@ -57,8 +56,7 @@ def convolve(
     height, width = weight.shape[3:]
     keys, drops = (None, Drops()) if mask is None else (mask.keys, drops_of(mask))
     geometry = Geometry((height, width), stride, relu, pool, drops)
-    y: Tensor = Convolve.apply(x, weight, bias, keys, padding, geometry)  # type: ignore[no-untyped-call]
-    return y
+    return apply(Convolve, x, weight, bias, keys, padding, geometry)
 
 
 def drops_of(mask: KeyedMask) -> Drops:
@@ -72,32 +70,12 @@ def convolve_channels(
     """`ops.convolve_channels`; the gradients of weights have the dtype of the weights."""
     height, width = weight.shape[3:]
     geometry = Geometry((height, width), stride)
-    y: Tensor = ConvolveChannels.apply(x, weight, bias, padding, geometry)  # type: ignore[no-untyped-call]
-    return y
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
-    """`ops.linear`; the gradients of weights have the dtype of the weights."""
-    y: Tensor = Linear.apply(x, weight, bias, relu)  # type: ignore[no-untyped-call]
-    return y
-
-
-def factored_linear(x: Tensor, factors: Factors, bias: Tensor | None, *, relu: bool) -> Tensor:
-    """`ops.factored_linear`."""
-    y: Tensor = FactoredLinear.apply(x, bias, factors, relu)  # type: ignore[no-untyped-call]
-    return y
+    return apply(ConvolveChannels, x, weight, bias, padding, geometry)
 
 
 def dropout(x: Tensor, mask: KeyedMask, *, whole_channels: bool) -> Tensor:
     """`ops.dropout` of images [C * B, channels, H, W] or rows [C, B, n]."""
-    y: Tensor = Dropout.apply(x, mask.keys, drops_of(mask), whole_channels)  # type: ignore[no-untyped-call]
-    return y
-
-
-def mean_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """`ops.mean_cross_entropy`."""
-    loss: Tensor = MeanCrossEntropy.apply(logits, labels, weights)  # type: ignore[no-untyped-call]
-    return loss
+    return apply(Dropout, x, mask.keys, drops_of(mask), whole_channels)
 
 
 class Convolve(torch.autograd.Function):
@@ -147,8 +125,15 @@ class Convolve(torch.autograd.Function):
         stored = needs_dx or shifts or dy.dtype not in UNSTORED
         if any(border) or (kept is not None and stored):
             dy, kept = borders.through_epilogue(dy, kept, size, border, geometry), None
-        read = len(kernel), geometry, ctx.masked, ctx.has_bias
-        dw, db = _weight_grads(images, dy, border, *read, shifts, kept)
+        left, _, top, _ = border
+        read = (top, left), len(kernel), geometry
+        if shifts:
+            dw, db = convolution_gradient.shifted_gradient(
+                images, dy, *read, ctx.masked, ctx.has_bias
+            )
+        else:  # if `kept` is left, these are still the grads after ReLU and pooling
+            whole = borders.padded(images, ctx.masked, images.shape[3])
+            dw, db = convolution_gradient.kernel_gradient(whole, dy, *read, ctx.has_bias, kept)
         dw = dw.view(len(kernel), *geometry.size, images.shape[3], -1)[:, :, :, : ctx.channels]
         dw = dw.contiguous().permute(0, 4, 3, 1, 2)
         dx = None
@@ -193,32 +178,6 @@ def _border(dy: Tensor, geometry: Geometry, full: Padding, needs_dx: bool, for_d
     """
     for_dx = needs_dx and geometry.stride == (1, 1) and not by_taps(dy.shape[3])
     return full if (for_dw or for_dx) and min(full) >= 0 else NO_PADDING
-
-
-def _weight_grads(
-    images: Tensor,
-    dy: Tensor,
-    border: Padding,
-    clients: int,
-    geometry: Geometry,
-    masked: Padding,
-    has_bias: bool,
-    shifts: bool,
-    kept: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:
-    """dw [C, h * w * channels, out] and db [C, out].
-
-    If `kept` is given, `dy` holds the grads of the result after ReLU and pooling.
-    """
-    left, _, top, _ = border
-    if shifts:
-        return convolution_gradient.shifted_gradient(
-            images, dy, (top, left), clients, geometry, masked, has_bias
-        )
-    whole = borders.padded(images, masked, images.shape[3])
-    return convolution_gradient.kernel_gradient(
-        whole, dy, (top, left), clients, geometry, has_bias, kept
-    )
 
 
 def _image_grads(

@@ -105,23 +105,23 @@ def _group_norm_kernel(
     if ONE:
         entry, there = _tile(0, start, pixels, k, here, channels, BP)
         value = tl.load(x + entry, mask=there, other=0.0).to(tl.float32)
-        apart = tl.where(there, value - first[None, :], 0.0)
-        mean, square = tl.sum(apart, 0) / pixels, tl.sum(apart * apart, 0)
+        centred = tl.where(there, value - first[None, :], 0.0)
+        mean, square = tl.sum(centred, 0) / pixels, tl.sum(centred * centred, 0)
     else:
         sums = tl.zeros((BP, BC), tl.float32)
         squares = tl.zeros((BP, BC), tl.float32)
         for begin in range(0, pixels, BP):
             entry, there = _tile(begin, start, pixels, k, here, channels, BP)
             value = tl.load(x + entry, mask=there, other=0.0).to(tl.float32)
-            apart = tl.where(there, value - first[None, :], 0.0)
-            sums += apart
-            squares += apart * apart
+            centred = tl.where(there, value - first[None, :], 0.0)
+            sums += centred
+            squares += centred * centred
         mean, square = tl.sum(sums, 0) / pixels, tl.sum(squares, 0)
     spread = square - mean * mean * pixels  # about the mean of the channel
     mean += first
     of_group = _over_groups(mean, member, WIDTH) / width
-    apart = tl.where(here, mean - of_group, 0.0)
-    var = _over_groups(spread + apart * apart * pixels, member, WIDTH) / (width * pixels)
+    centred = tl.where(here, mean - of_group, 0.0)
+    var = _over_groups(spread + centred * centred * pixels, member, WIDTH) / (width * pixels)
     scale = 1 / tl.sqrt(tl.maximum(var, 0.0) + eps)
     tl.store(means + image * channels + k, of_group, mask=here)
     tl.store(scales + image * channels + k, scale, mask=here)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedlens.core import Tree
-from fedlens.network.factors import Factors
 from fedlens.network.layers import KeyedDropout, MaskedBatchNorm, Running
 from fedlens.network.ops import (
     batch_norm,
@@ -29,7 +28,7 @@ from fedlens.network.ops import (
 )
 from fedlens.network.pool import AdaptivePool
 from fedlens.network.stacked.epilogue import Epilogue, KeyedMask
-from fedlens.network.stacked.products import Padding, grouped_convolve, strided_pixels
+from fedlens.network.stacked.products import Factors, Padding, grouped_convolve, strided_pixels
 
 
 @dataclass(frozen=True)

@@ -13,23 +13,40 @@ the dtype and memory layout of the weights, so that a solver can update both as 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlens.network.factors import Factors
+
+class Factors(NamedTuple):
+    """Each client's matrix as w = start - lr * grads' inputs (see engines/factored.py).
+
+    Clients form G groups of equal size, and each group has one start. `lr` and `log_decay` are per
+    group or per client. Each later step multiplies a row's part by 2 ** log_decay, and adds
+    -lr * drift.
+    """
+
+    start: Tensor  # [G, out, features]
+    inputs: Tensor  # [C, T * B, features] of the steps so far; zeros for later steps
+    grads: Tensor  # [C, T * B, out] of the layer's outputs
+    step: Tensor  # [] int64: steps taken so far by every client that still trains
+    batch: int  # rows of inputs and grads per step
+    lr: Tensor  # [G] or [C]
+    log_decay: Tensor  # [G] or [C]
+    drift: Tensor | None = None  # [C, out, features]
+    times: Tensor | None = None  # [G or C, T + 1] factor of the drift in w, by steps taken
+    by_pixel: bool = False  # whether features are images flattened pixel by pixel
+
 
 Padding = tuple[int, int, int, int]  # left, right, top, bottom
 
 
-def convolve(
-    x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, stride: tuple[int, int]
-) -> Tensor:
-    """Convolve images [C * B, channels, H, W] with clients' kernels [C, out, channels, h, w]."""
-    y: Tensor = Convolve.apply(x, weight, bias, padding, stride)  # type: ignore[no-untyped-call]
-    return y
+def apply(function: Any, *given: Any) -> Tensor:
+    """`function.apply(*given)` of a `torch.autograd.Function`, with the type of its result."""
+    result: Tensor = function.apply(*given)
+    return result
 
 
 def grouped_convolve(
@@ -62,18 +79,6 @@ def group_norm(
     return y.contiguous(memory_format=torch.channels_last)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
-    """Multiply rows [C, B, n] by each client's matrix [C, out, n]; ReLU is optional."""
-    y: Tensor = Linear.apply(x, weight, bias, relu)  # type: ignore[no-untyped-call]
-    return y
-
-
-def factored_linear(x: Tensor, factors: Factors, bias: Tensor | None, *, relu: bool) -> Tensor:
-    """`linear` by a matrix in factors; it appends the step's inputs and grads to the factors."""
-    y: Tensor = FactoredLinear.apply(x, bias, factors, relu)  # type: ignore[no-untyped-call]
-    return y
-
-
 def shared_product(x: Tensor, matrices: Tensor) -> Tensor:
     """Multiply rows [C, B, n] by matrices [G, n, m], each shared by C / G clients."""
     if len(matrices) == 1:
@@ -96,8 +101,7 @@ def strided_pixels(x: Tensor, stride: tuple[int, int]) -> Tensor:
     """Images [N, channels, H, W] as [N, H', W', channels]: the pixels at multiples of `stride`."""
     if stride == (1, 1):
         return x.permute(0, 2, 3, 1)
-    pixels: Tensor = StridedPixels.apply(x, stride)  # type: ignore[no-untyped-call]
-    return pixels
+    return apply(StridedPixels, x, stride)
 
 
 def faded(rows: Tensor, batch: int, steps: Tensor, log_decay: Tensor) -> Tensor:  # [C, T * B]

@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from fedlens.core import Tree
-from fedlens.network.factors import Factors
 from fedlens.network.graph import only_readers, trace
 from fedlens.network.layers import KeyedDropout
 from fedlens.network.pool import Windows, windows_of
@@ -34,6 +33,7 @@ from fedlens.network.stacked.layers import (
     is_whole,
     mask_of,
 )
+from fedlens.network.stacked.products import Factors
 
 ADDITIONS = (operator.add, operator.iadd, torch.add)
 PLAIN_FUNCTIONS = (*ADDITIONS, torch.relu, F.relu, F.relu6)
