@@ -114,9 +114,9 @@ def test_a_run_without_a_folder_writes_nothing(tmp_path, monkeypatch):
 
 def test_a_folder_that_exists_is_refused_before_anything_is_made(tmp_path):
     lost = fl.Named("npz", {"path": str(tmp_path / "lost.npz")})
-    with pytest.raises(ValueError, match="exists: choose another, or set overwrite=True"):
+    with pytest.raises(ValueError, match="overwrite"):
         fl.run(described(dataset=lost), tmp_path)
-    with pytest.raises(ValueError, match=r"lost.npz cannot be read"):
+    with pytest.raises(ValueError, match=r"lost\.npz"):
         fl.run(described(dataset=lost), tmp_path / "run")
 
 
