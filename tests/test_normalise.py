@@ -72,11 +72,11 @@ def test_points_of_a_sweep_may_be_normalised_differently():
 
 
 def test_images_that_cannot_be_normalised_so_are_refused():
-    with pytest.raises(ValueError, match="are 1×4×4, and those of ImageNet have 3 ch"):
+    with pytest.raises(ValueError, match="ImageNet"):
         build(described(bytes_of_classes(channels=1), "imagenet"))
     whole = bytes_of_classes()
     floats = replace(whole.train, images=whole.train.images.float())
-    with pytest.raises(ValueError, match="are floats, which are used as they are: leave"):
+    with pytest.raises(ValueError, match="floats"):
         build(described(replace(whole, train=floats, test=floats), "none"))
 
 

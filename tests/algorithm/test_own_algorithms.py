@@ -220,5 +220,5 @@ def test_one_that_needs_more_clients_than_the_few_is_tried_with_all():
     clients = {"count": 20, "per_round": 12}
     described = experiment(clients=clients, algorithm=["own_rules:many", "own_rules:right"])
     assert build(described).experiment.clients.per_round == 12
-    with pytest.raises(ValueError, match=r"'own_rules:many': own_rules.py, line \d+, in combine"):
+    with pytest.raises(ValueError, match="combine"):
         build(experiment("own_rules:many"))  # of two clients

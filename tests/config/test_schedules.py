@@ -266,7 +266,7 @@ def test_a_run_that_is_resumed_goes_on_with_its_schedule(engine, tmp_path):
 
 def test_a_schedule_over_all_rounds_cannot_have_more_of_them(tmp_path):
     fl.run(described(), tmp_path / "cosine")
-    with pytest.raises(ValueError, match=r"local.lr scheduled over 4 rounds, and cannot have"):
+    with pytest.raises(ValueError, match=r"local\.lr .*4"):
         fl.resume(tmp_path / "cosine", rounds=6, experiment=described())
     lr = {"name": "exponential", "start": 0.1, "decay": 0.9}
     fl.run(described(local={"lr": lr}), tmp_path / "exponential")

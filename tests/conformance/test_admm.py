@@ -62,6 +62,7 @@ def test_admm_with_solved_problems_is_the_closed_form(rho):
         close(rho * problem.shares[client] * row["dual"]["w"], pi[client], 1e-9)
 
 
+@pytest.mark.slow
 def test_ceadmm_moves_its_dual_k0_times_between_communications():
     problem = some(4)
     found = path(compose(plain(4, 0.4, SOLVED), ceadmm(0.5, k0=3)), problem, 4)
@@ -76,6 +77,7 @@ def test_ceadmm_with_k0_of_one_is_admm_byte_for_byte():
     assert_equal(found=two.params, expected=one.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [admm(1.0), ceadmm(1.0, k0=2), fedadmm(1.0)])
 def test_a_fixed_point_is_the_optimum_and_the_duals_are_the_gradients(made):
     problem = some(5)
@@ -94,6 +96,7 @@ def test_fedavg_with_as_many_steps_misses_the_optimum():
     assert error(end(plain(5, 0.4, 3), problem, 60), problem.optimum) > 1e-2
 
 
+@pytest.mark.slow
 def test_few_clients_a_round_reach_the_optimum():
     """2 of 8 a round, three local steps: FedADMM gets there, FedAvg does not."""
     problem = some(8)
@@ -199,6 +202,7 @@ def test_the_first_round_moves_twice_as_far_as_fedproxs():
     close((problem.shares * v).sum(0), prox)
 
 
+@pytest.mark.slow
 def test_the_result_does_not_depend_on_how_unlike_the_clients_are():
     """The same pooled problem, dealt to clients whose minima lie near each other or far apart."""
     near = some(6, spread=0.1)
@@ -220,6 +224,7 @@ def with_theta(local):
     return change(local, local.params, apart(local), dual, last)
 
 
+@pytest.mark.slow
 def test_the_fault_of_public_fedadmm_makes_every_point_a_fixed_point_and_is_not_ours():
     """Where all duals are the gradients of some theta that is no optimum, it stays; ours leaves."""
     problem, rho = some(4), 1.0
@@ -250,9 +255,9 @@ def one_round_from(algorithm, problem, x, rows):
 def test_a_server_that_does_not_just_take_the_mean_is_refused():
     """A server learning rate or momentum would lead to a point where duals do not sum to zero."""
     for made in (admm(0.5), fedadmm(0.5)):
-        with pytest.raises(ValueError, match=r"leave server\.lr out"):
+        with pytest.raises(ValueError, match=r"server\.lr"):
             compose(replace(plain(4), advance=Sgd(0.5)), made)
-        with pytest.raises(ValueError, match="both refill `advance`"):
+        with pytest.raises(ValueError, match="advance"):
             compose(plain(4), made, fedavgm())
     problem = some(4)
     algorithm = replace(compose(plain(4, 0.4, 3), admm(1.0)), advance=Sgd(0.5))

@@ -148,6 +148,7 @@ def test_bytes_are_those_that_are_really_sent():
     assert plain.bytes_down == small.bytes_down == 5 * 4 * entries
 
 
+@pytest.mark.slow
 def test_the_mean_of_what_admm_clients_keep_is_the_server_model_whatever_the_channel_does():
     """The server holds the mean of what clients last sent, as it read it: they must know that."""
     everyone = replace(PLAIN, select=Uniformly(10))

@@ -240,7 +240,7 @@ def test_a_client_drawn_twice_is_two_virtual_clients():
 
 def test_a_size_that_does_not_fill_batches_is_refused():
     for size in (20, 0, -8):
-        with pytest.raises(ValueError, match="choose a multiple of 8"):
+        with pytest.raises(ValueError, match="multiple"):
             compose(BASE, fedvc(size=size))
 
 

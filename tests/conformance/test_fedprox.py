@@ -123,7 +123,7 @@ def test_the_proximal_term_passes_a_gradient_check():
 def test_a_mu_that_makes_sgd_diverge_is_refused(momentum):
     limit = 2 * (1 + momentum) / 0.1
     base = plain(2, 0.1, momentum=momentum)
-    with pytest.raises(ValueError, match=r"diverges with local\.lr 0\.1: choose it below"):
+    with pytest.raises(ValueError, match="diverges"):
         compose(base, fedprox(limit))
     compose(base, fedprox(0.999 * limit))
 
@@ -141,9 +141,9 @@ def test_that_limit_is_the_true_one(momentum, part, grows):
 
 
 def test_negative_numbers_are_refused():
-    with pytest.raises(ValueError, match="fedprox: mu is -1"):
+    with pytest.raises(ValueError, match="mu is -1"):
         compose(BASE, fedprox(-1.0))
-    with pytest.raises(ValueError, match=r"uneven is 1\.5"):
+    with pytest.raises(ValueError, match="uneven"):
         compose(BASE, fedprox(uneven=1.5))
 
 

@@ -75,6 +75,7 @@ def test_of_all_mixtures_of_signs_only_the_papers_and_its_mirror_converge():
     assert converges == {(1, -1, 1), (-1, 1, -1)}
 
 
+@pytest.mark.slow
 def test_at_gamma_l_of_three_tenths_it_reaches_the_optimum():
     """Ten clients, a condition number of 20: by the rate of the flattest direction."""
     problem = some(10)
@@ -90,6 +91,7 @@ def test_at_gamma_l_of_three_tenths_it_reaches_the_optimum():
     assert late * rate**1600 < 1e-10, "after 2000 rounds"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("product", "converges"), [(0.66, True), (0.67, False), (0.7, False)])
 def test_it_is_stable_below_gamma_l_of_two_thirds_and_not_above(product, converges):
     one = torch.ones(2, 1, dtype=DOUBLE)
@@ -125,6 +127,7 @@ def test_a_step_adds_batches_up_so_that_a_client_need_not_fit_at_once():
         close(two.params[name], p, 1e-11)
 
 
+@pytest.mark.slow
 def test_one_in_ten_sampled_reaches_the_optimum():
     """10 of 100 clients a round, for 800 rounds: the server keeps the z of all."""
     problem = some(100, spread=5)
@@ -176,6 +179,7 @@ def test_celiadmm_with_k0_of_one_is_liadmm_byte_for_byte():
     assert_equal(found=two.params, expected=one.params)
 
 
+@pytest.mark.slow
 def test_celiadmm_reaches_the_optimum_with_a_tenth_of_the_clients_a_round():
     """10 of 100, rho = 1 and ten local iterations. FedAvg with as many steps does not."""
     problem = some(100, spread=5)
@@ -262,9 +266,9 @@ def _steps(algorithm, problem, round):  # [K]
 
 def test_passes_that_are_counted_cannot_be_left_out_whoever_comes_first():
     base, uneven = plain(3, epochs=5), fedprox(uneven=0.5)
-    with pytest.raises(ValueError, match="celiadmm needs whole passes"):
+    with pytest.raises(ValueError, match="whole"):
         compose(base, uneven, celiadmm(0.1, k0=5))
-    with pytest.raises(ValueError, match="celiadmm and fedprox both refill `draw`"):
+    with pytest.raises(ValueError, match="draw"):
         compose(base, celiadmm(0.1, k0=5), uneven)
 
 

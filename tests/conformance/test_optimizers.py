@@ -67,6 +67,7 @@ def drawn(seed: int) -> dict[str, Tensor]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("lr", [0.1, (0.1, 0.02, 0.3)], ids=["one lr", "an lr a client"])
 def test_steps_are_those_of_torch_optim(name, lr):
@@ -166,13 +167,13 @@ CLIPPED = fl.Algorithm(select=BASE.select, draw=BASE.draw, solve=ClippedByNorm(S
     "paper", [scaffold(), qfedavg(), fednova(), liadmm(gamma=0.1), celiadmm(gamma=0.1)]
 )
 def test_who_needs_the_steps_of_sgd_says_so(paper):
-    with pytest.raises(ValueError, match=r'set local\.optimizer = "sgd"'):
+    with pytest.raises(ValueError, match=r"local\.optimizer"):
         compose(ADAM, paper)
 
 
 @pytest.mark.parametrize("paper", [fednova(), liadmm(gamma=0.1)])
 def test_who_needs_gradients_that_nobody_clips_says_so(paper):
-    with pytest.raises(ValueError, match=r"leave local\.clip and other local rules out"):
+    with pytest.raises(ValueError, match=r"local\.clip"):
         compose(CLIPPED, paper)
     compose(CLIPPED, scaffold())
 

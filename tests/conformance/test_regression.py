@@ -24,6 +24,7 @@ def gradient(params, federation, loss, decay):
     return torch.autograd.grad(total, weight)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [squared_error, cross_entropy])
 def test_liadmm_reaches_the_optimum_of_all_clients_data(loss):
     federation = noisy_images(SIZES)

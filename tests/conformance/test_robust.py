@@ -181,7 +181,7 @@ def test_krum_needs_more_than_twice_the_hostile_clients_and_two():
 
 def test_a_share_of_half_or_more_is_refused():
     for share in (0.5, -0.1, 0.9):
-        with pytest.raises(ValueError, match=r"choose 0 to below 0\.5"):
+        with pytest.raises(ValueError, match=r"0\.5"):
             compose(plain(5), trimmed_mean(share))
 
 

@@ -93,6 +93,7 @@ def test_one_full_step_with_everyone_is_gradient_descent():
         close(state.params["w"], x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [6, 2])
 def test_scaffold_reaches_the_optimum_where_fedavg_does_not(clients):
     problem = some(6, equal=True)
@@ -234,7 +235,7 @@ def test_fednova_refuses_momentum_that_is_kept():
     """
     kept = replace(plain(2, momentum=0.9), reset=False)
     for papers in ((fednova(),), (fednova(), fedprox(0.1)), (fedprox(0.1), fednova())):
-        with pytest.raises(ValueError, match="is reset in every round"):
+        with pytest.raises(ValueError, match="reset"):
             compose(kept, *papers)
     compose(replace(plain(2), reset=False), fednova())  # there is none to keep
 
@@ -242,11 +243,11 @@ def test_fednova_refuses_momentum_that_is_kept():
 def test_fednova_refuses_what_it_has_no_steps_for():
     with pytest.raises(ValueError, match="choose a number from 0 to below 1"):
         compose(plain(2, momentum=1.0), fednova())
-    with pytest.raises(ValueError, match="times fedprox's mu is"):
+    with pytest.raises(ValueError, match="mu"):
         compose(plain(2, 0.1), fednova(), fedprox(10.0))
     papers = (fedprox(inexactness=True), fednova())
     for pair in (papers, papers[::-1]):
-        with pytest.raises(ValueError, match="other local rules out"):
+        with pytest.raises(ValueError, match="rules"):
             compose(plain(2), *pair)
 
 
@@ -271,6 +272,7 @@ def test_feddyn_is_the_papers_algorithm():
         close(state.params["w"], x, 1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [5, 2])
 def test_feddyns_fixed_point_is_the_optimum_of_the_plain_mean(clients):
     problem = some(5)
@@ -288,7 +290,7 @@ def test_feddyns_server_correction_is_the_mean_of_all_clients_gradients():
 
 
 def test_feddyn_refuses_a_server_learning_rate_and_an_alpha_of_zero():
-    with pytest.raises(ValueError, match=r"leave server\.lr out"):
+    with pytest.raises(ValueError, match=r"server\.lr"):
         compose(replace(plain(2), advance=Sgd(0.5)), feddyn())
     with pytest.raises(ValueError, match="alpha is 0"):
         compose(plain(2), feddyn(0.0))
@@ -340,6 +342,7 @@ def test_the_loss_of_a_client_is_that_of_the_servers_model_on_all_it_holds():
     close(outcome.scalars["F"], F.cross_entropy(logits, federation.examples.labels))
 
 
+@pytest.mark.slow
 def test_the_larger_q_the_less_the_clients_losses_differ():
     problem = some(3)
 

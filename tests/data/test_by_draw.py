@@ -241,7 +241,7 @@ def test_a_remedy_is_one_that_clients_who_draw_can_take(name: str) -> None:
 def test_clients_who_draw_cannot_hold_some_out(name: str) -> None:
     train = examples(np.arange(60) % 10)
     partition_ = {"name": name, "per_class": 2}
-    with pytest.raises(ValueError, match=r"others may train on: leave clients.holdout out"):
+    with pytest.raises(ValueError, match=r"clients\.holdout"):
         build(described(train, partition=partition_, holdout=0.5))
     assert partition(described(train, partition=partition_))[2].sizes.tolist() == [20] * 10
 

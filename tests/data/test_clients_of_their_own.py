@@ -80,10 +80,10 @@ def test_the_list_says_how_much_of_tiny_imagenet_is_there(tiny: Path) -> None:
 def test_tiny_imagenet_with_gaps_is_told(tiny: Path) -> None:
     annotations = tiny / "val" / "val_annotations.txt"
     annotations.write_text(annotations.read_text().replace("n01000000", "n03000000"))
-    with pytest.raises(ValueError, match="class 'n03000000', which train does not have"):
+    with pytest.raises(ValueError, match="n03000000"):
         load("tiny-imagenet", tiny)
     annotations.unlink()
-    with pytest.raises(ValueError, match=r"put its files .* into a folder tiny-imagenet-200 there"):
+    with pytest.raises(ValueError, match="tiny-imagenet-200"):
         load("tiny-imagenet", tiny)
 
 
@@ -192,7 +192,7 @@ def test_femnist_is_read_from_an_npz(tmp_path: Path) -> None:
     assert found.test.columns["writer"].tolist() == ["zoe", "ann"]
     assert found.num_classes == 62
     np.savez(tmp_path / "femnist_other.npz", **arrays())
-    with pytest.raises(ValueError, match=r"femnist_other.npz and femnist_small.npz: leave one"):
+    with pytest.raises(ValueError, match=r"femnist_other\.npz"):
         load("femnist", tmp_path)
 
 
@@ -271,12 +271,12 @@ def test_omniglot_is_read_from_its_published_folders(tmp_path: Path) -> None:
     people = set(found.train.columns["drawer"]) | set(found.test.columns["drawer"])
     assert people == {f"{a}/0{d}" for a in ("Latin", "Greek", "Oriya") for d in range(1, 6)}
     (tmp_path / file / "0100_x.png").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"0100_x.png does not end with the number of its drawer"):
+    with pytest.raises(ValueError, match=r"0100_x\.png"):
         load("omniglot", tmp_path)
     for part in ("background", "evaluation"):
         shutil.rmtree(tmp_path / f"omniglot/images_{part}")
         (tmp_path / f"omniglot/images_{part}").mkdir()
-    with pytest.raises(ValueError, match=r"has no ALPHABET/CHARACTER/\*.png: unpack its archives"):
+    with pytest.raises(ValueError, match=r"ALPHABET/CHARACTER/\*\.png"):
         load("omniglot", tmp_path)
 
 

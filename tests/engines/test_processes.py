@@ -85,6 +85,7 @@ def test_clients_that_are_all_alike_cost_the_same():
     assert one == other == pytest.approx(1.05)
 
 
+@pytest.mark.slow
 def test_few_slots_and_many_clients_change_nothing(monkeypatch):
     everyone = replace(BASE, select=Uniformly(10))
     expected = train(everyone, "processes")
@@ -227,11 +228,11 @@ def test_a_process_that_has_used_a_gpu_says_so(monkeypatch):
     """There are GPUs, but a child sees none."""
     monkeypatch.setattr(gpus, "_names", lambda: ())
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ValueError, match="this process has used a GPU already"):
+    with pytest.raises(ValueError, match="used a GPU"):
         gpus.gpu_names.__wrapped__()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     engine, program, federation, state = forked(BASE, devices=[torch.device("cuda", 0)])
-    with pytest.raises(ValueError, match="this process has used a GPU already"):
+    with pytest.raises(ValueError, match="used a GPU"):
         run_round(program, federation, engine, state, seed=0)
 
 
@@ -245,7 +246,7 @@ def test_a_worker_for_each_gpu_or_for_the_one_named(monkeypatch):
         setup = build(experiment)
         assert setup.device == CPU
         assert manifests.manifest(setup)["device"] == called
-    with pytest.raises(ValueError, match="device is 'cuda:7', but torch sees 2 GPUs"):
+    with pytest.raises(ValueError, match="cuda:7"):
         build(replace(experiment, device="cuda:7"))
 
 
@@ -267,6 +268,7 @@ for line in Path("/proc/self/smaps").read_text().splitlines():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a system without large pages"
 )
@@ -336,5 +338,5 @@ def test_models_may_lie_in_another_order_in_memory():
 def test_elsewhere_than_on_linux_the_line_says_what_to_choose(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     assert gpus.gpu_names.__wrapped__() == ()  # without a fork
-    with pytest.raises(ValueError, match='choose engine = "auto", or "ray"'):
+    with pytest.raises(ValueError, match='"ray"'):
         Processes(Network(torch.nn.Flatten()), noisy_images([3]).examples)

@@ -109,7 +109,7 @@ def test_losses_of_low_precision_logits_are_summed_in_float64():
 
 def test_too_few_outputs_and_no_examples_are_refused():
     logits, labels = answers(3, 3, 10, 1)
-    with pytest.raises(ValueError, match="3 outputs cannot tell 4 classes apart: give it 4"):
+    with pytest.raises(ValueError, match="3 outputs"):
         Tally.of(logits, labels, 4)
     with pytest.raises(ValueError, match="no examples"):
         metrics(Tally.zero(3, torch.device("cpu")))
@@ -145,5 +145,5 @@ def test_the_spread_over_clients_is_numpys(hits):
 
 def test_an_answer_for_each_example_held_is_needed():
     holdings = Holdings.of([torch.arange(3)])
-    with pytest.raises(ValueError, match="2 answers for 3 examples held"):
+    with pytest.raises(ValueError, match="2 answers"):
         accuracy_by_client(torch.ones(2, dtype=torch.bool), holdings)

@@ -80,7 +80,7 @@ def test_strangers_are_refused_and_named(tmp_path):
         for kept in (dan.home / "approved").iterdir():
             kept.unlink()  # an experiment that was never approved here
         fleet.start(dan.home.name)
-        with pytest.raises(ValueError, match="these sites are missing"):
+        with pytest.raises(ValueError, match="missing"):
             fleet.run(path, tmp_path / "run", wait=120.0)
     told = "\n".join(fleet.told)
     assert "is not registered" in told

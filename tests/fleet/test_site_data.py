@@ -122,9 +122,7 @@ def test_a_site_is_told_no_option_that_it_has_not(tmp_path, terms):
     photos = write(tmp_path / "photos", ("cat",))
     for number in (0, 1):
         (photos / "cat" / f"{number}.png").write_bytes(b"no image")
-    with pytest.raises(
-        ValueError, match=r"2 images cannot be decoded, .*: repair or take them out$"
-    ):
+    with pytest.raises(ValueError, match="2 images"):
         site_examples(photos, terms, tmp_path / "cache")
 
 
@@ -136,5 +134,5 @@ def test_images_behind_links_are_noticed_and_links_to_nowhere_named(tmp_path, te
     write(tmp_path / "elsewhere", ("cat",), count=3)
     assert len(site_examples(photos, terms, tmp_path / "cache")) == 5
     (photos / "dog" / "gone.png").symlink_to(tmp_path / "nowhere.png")
-    with pytest.raises(ValueError, match=r"gone\.png cannot be decoded \(No such file"):
+    with pytest.raises(ValueError, match=r"gone\.png"):
         site_examples(photos, terms, tmp_path / "cache")

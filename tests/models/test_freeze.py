@@ -71,7 +71,7 @@ def test_the_last_layers_are_counted_by_their_weights():
     assert trained_names(module) == expected
     train_last(module, 3)
     assert len(trained_names(module)) == len(list(module.parameters()))
-    with pytest.raises(ValueError, match="train_last is 4, but the model has 3 layers: choose 1 t"):
+    with pytest.raises(ValueError, match="train_last is 4"):
         train_last(module, 4)
 
 
@@ -192,5 +192,5 @@ def test_what_cannot_be_frozen_is_refused():
         with pytest.raises(ValueError) as refused:
             build(described(**changes))
         assert message in str(refused.value)
-    with pytest.raises(ValueError, match="0 has statistics but no weights to freeze: set affine"):
+    with pytest.raises(ValueError, match="affine"):
         freeze_norms(nn.Sequential(nn.BatchNorm2d(3, affine=False)))

@@ -229,7 +229,7 @@ def test_an_address_that_never_ends_is_given_up(tmp_path, monkeypatch):
         thread.start()
         home = f"http://127.0.0.1:{serving.server_port}"
         try:
-            with pytest.raises(ValueError, match="gives more than 1 MB, too much for"):
+            with pytest.raises(ValueError, match="1 MB"):
                 load_weights(module, f"{home}/endless.pth")
             monkeypatch.setattr(weights, "TIMEOUT", 0.3)  # on a busy machine it is silence
             with pytest.raises(ValueError, match=r"less than 1000 bytes a second|timed out"):

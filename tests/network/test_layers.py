@@ -106,7 +106,7 @@ def test_the_gradient_of_dropout_is_its_mask():
 
 
 def test_a_probability_outside_0_to_1_is_refused():
-    with pytest.raises(ValueError, match=r"dropout of 1\.5: choose"):
+    with pytest.raises(ValueError, match="dropout"):
         KeyedDropout(1.5, 0)
 
 
@@ -192,7 +192,7 @@ def test_statistics_of_low_precision_inputs_are_kept_in_float32():
 
 
 def test_an_input_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match=r"5 channels got \(4, 3\)"):
+    with pytest.raises(ValueError, match="5 channels"):
         MaskedBatchNorm(nn.BatchNorm1d(5))(torch.randn(4, 3))
 
 

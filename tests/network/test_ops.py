@@ -168,6 +168,7 @@ def test_a_kernel_steps_some_tensors_at_a_time():
     assert max(map(len, parts)) == ops.STEP_TENSORS
 
 
+@pytest.mark.slow
 def test_everything_trains_without_triton():
     code = (
         "import sys; sys.modules['triton'] = None\n"

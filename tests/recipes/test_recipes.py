@@ -136,7 +136,7 @@ def test_a_run_that_two_items_have_in_common_is_made_once(tmp_path):
 def test_a_folder_of_other_experiments_is_left_alone_unless_told(tmp_path):
     name = "fedavg-cifar10/figure12"
     reproduce(name, "smoke", tmp_path / "out")
-    with pytest.raises(ValueError, match="another experiment: choose another --out"):
+    with pytest.raises(ValueError, match="--out"):
         plan(name, "smoke", tmp_path / "out", overrides=["local.lr=0.2"])
     planned = plan(name, "smoke", tmp_path / "out", overrides=["local.lr=0.2"], overwrite=True)
     assert len(planned.left) == 2
@@ -158,7 +158,7 @@ def test_some_experiments_make_a_page_and_the_rest_may_follow(tmp_path):
 def test_experiments_are_chosen_by_patterns_of_their_names(tmp_path):
     planned = plan("fedns/table1", "smoke", tmp_path / "out", only=["iid, FedNS"])
     assert [place.name for place in planned.left] == ["iid-fedns-seed0", "iid-fedns-seed1"]
-    with pytest.raises(ValueError, match="no experiment is called 'x'"):
+    with pytest.raises(ValueError, match="'x'"):
         plan("fedns/table1", "smoke", tmp_path / "out", only=["x"])
 
 
@@ -166,7 +166,7 @@ def test_experiments_that_are_done_keep_no_checkpoint(tmp_path):
     reproduce("hsu2020/figure4", "smoke", tmp_path / "out", only=["*, α 0, FedAvg, *"])
     (run,) = (tmp_path / "out" / "runs").iterdir()
     assert not any(run.glob("checkpoint/*"))
-    with pytest.raises(ValueError, match="is over and kept no checkpoint"):
+    with pytest.raises(ValueError, match="checkpoint"):
         fl.resume(run, rounds=9)
     assert len((run / "rounds.jsonl").read_text().splitlines()) == 2
 

@@ -275,7 +275,7 @@ def test_mistakes_are_told(stored, tmp_path):
 
 
 def test_records_of_another_scale_are_not_shown_as_this_one(stored, tmp_path):
-    with pytest.raises(ValueError, match="has runs of the scale smoke: add --scale smoke"):
+    with pytest.raises(ValueError, match="--scale smoke"):
         redraw(NAME, "small", stored, tmp_path / "page")
     assert not (tmp_path / "page").exists()
 
@@ -285,7 +285,7 @@ def test_runs_of_another_item_that_are_called_alike_are_refused(tmp_path):
     for place in (tmp_path / "other" / "runs").iterdir():
         file = place / "experiment.toml"
         file.write_text(file.read_text().replace("fashion-mnist-mini", "cifar10"))
-    with pytest.raises(ValueError, match="trained on cifar10, which is not what fedns/table1 is"):
+    with pytest.raises(ValueError, match="cifar10"):
         redraw("fedns/table1", "smoke", tmp_path / "other", tmp_path / "page")
     assert not (tmp_path / "page").exists()
 
@@ -300,7 +300,7 @@ def test_a_seed_is_not_counted_twice(stored, tmp_path):
 def test_a_folder_with_runs_of_another_item_is_refused(stored, tmp_path):
     one = next(stored.iterdir())
     shutil.copytree(one, stored / "cifar10-centralised")
-    with pytest.raises(ValueError, match="none of fedavg-cifar10/figure18, such as cifar10-centra"):
+    with pytest.raises(ValueError, match="cifar10-centra"):
         redraw(NAME, "smoke", stored, tmp_path / "page")
 
 

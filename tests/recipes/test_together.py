@@ -190,7 +190,7 @@ def test_all_folders_are_locked_while_they_are_written(tmp_path):
     assert not any(is_locked(one.out) for one in planned)
     with (
         one_writer(planned[0].out),
-        pytest.raises(ValueError, match="fedavg-smoke is being written by process"),
+        pytest.raises(ValueError, match="being written"),
     ):
         together(planned).run()
 
@@ -226,7 +226,7 @@ def test_patterns_choose_among_the_experiments_of_all_items(tmp_path):
     (one,) = plan_all(ITEMS, "smoke", tmp_path, only=["FedADMM, iid"])
     assert one.name == ITEMS[1], "the other has no such experiment"
     assert one.out == tmp_path / f"{ITEMS[1]}-smoke"
-    with pytest.raises(ValueError, match="no experiment is called 'x'"):
+    with pytest.raises(ValueError, match="'x'"):
         plan_all(ITEMS, "smoke", tmp_path, only=["iid, *", "x"])
 
 

@@ -67,7 +67,7 @@ def test_empty_clients_and_odd_names_do_no_harm(tmp_path: Path, num_clients: int
 
 
 def test_a_name_is_needed_for_every_class(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="10 classes but 9 names: give one for each"):
+    with pytest.raises(ValueError, match="9 names"):
         draw(some_counts(5, 10), names(9), "t", tmp_path / "a.png")
     assert not list(tmp_path.iterdir())
 

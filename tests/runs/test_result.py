@@ -32,7 +32,7 @@ def test_it_plots_what_was_recorded(result):
     assert line.get_xydata()[-1, 1] == result.final["test_accuracy"]
     assert all(float(tick).is_integer() for tick in axes.get_xticks())
     assert result.plot("test_loss", Figure().add_subplot()).get_ylabel() == "test loss"
-    with pytest.raises(ValueError, match=r"'nonsense' was not recorded: choose one of .*test_f1"):
+    with pytest.raises(ValueError, match="nonsense"):
         result.plot("nonsense", Figure().add_subplot())
 
 
@@ -81,7 +81,7 @@ def test_it_has_the_accuracy_of_each_client(tmp_path):
 
 
 def test_a_folder_of_no_run_is_not_read_as_a_result(tmp_path):
-    with pytest.raises(ValueError, match=r"is not a run folder: it has no experiment\.toml"):
+    with pytest.raises(ValueError, match=r"experiment\.toml"):
         fl.Result.read(tmp_path)
 
 

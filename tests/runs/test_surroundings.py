@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import everything
+from tests.command_line import everything, only_line
 from tests.data.naturalists import make
 from tests.mounts import fill, mount_disk, mount_read_only, why_not_in_own_mounts
 
@@ -75,10 +75,8 @@ def test_a_disk_that_is_full_in_a_round_keeps_the_last_checkpoint(
         filler = fill(Path("disk"), 112)  # a checkpoint takes 36 kB, and two are kept
         ended = fedlens("run", "a.toml", "rounds=4", "--out", "disk/run", "-q")
         assert (ended.status, ended.out) == (1, "")
-        assert ended.err == (
-            "fedlens: disk/run cannot be written (No space left on device): free some space, and "
-            "go on with: fedlens resume disk/run\n"
-        )
+        assert only_line(ended.err, "No space left")
+        assert ended.err.endswith("fedlens resume disk/run\n")
         assert list(Path("disk/run/checkpoint").glob("state-*.json"))
         assert not list(Path("disk").rglob("*.part"))
         filler.unlink()

@@ -268,7 +268,7 @@ def test_a_point_whose_folder_would_lie_elsewhere_is_refused(name, tmp_path):
 
 
 def test_a_point_whose_name_is_too_long_is_refused_before_any_is_run(tmp_path):
-    with pytest.raises(ValueError, match="too long for a folder: give shorter values"):
+    with pytest.raises(ValueError, match="shorter"):
         fl.sweep({"a": base(), "b" * 250: base()}, tmp_path / "sweep")
     assert not list(tmp_path.iterdir())
 

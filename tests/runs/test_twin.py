@@ -308,13 +308,13 @@ def test_a_resumed_run_has_the_same_twin(tmp_path):
 
 def test_a_twin_that_diverges_is_told_before_anything_is_written(tmp_path):
     experiment = described(local=fl.LocalTraining(lr=1e38))
-    with pytest.raises(ValueError, match=r"twin diverged in pass \d of 2: try a smaller local.lr"):
+    with pytest.raises(ValueError, match="diverged"):
         fl.run(experiment, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_twin_needs_something_to_be_compared_on():
-    with pytest.raises(ValueError, match=r"evaluate.on is \[\]: name what a twin is compared on"):
+    with pytest.raises(ValueError, match=r"evaluate\.on"):
         fl.Evaluate(on=(), twin=True)
 
 

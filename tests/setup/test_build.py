@@ -191,7 +191,7 @@ def test_what_does_not_fit_together_is_found_before_any_training(changes, messag
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_gpu_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="device is 'cuda', but torch sees no GPU: choose cpu"):
+    with pytest.raises(ValueError, match="no GPU"):
         build(described(device="cuda"))
 
 
@@ -255,7 +255,7 @@ def test_clients_of_a_column_need_test_examples_to_be_tested_on():
     own = fl.Examples(train.images, train.labels, owners)
     dataset = fl.Dataset("toy", own, own.take(none), tuple("abc"))
     clients = {"partition": {"name": "natural", "column": "owner"}}
-    with pytest.raises(ValueError, match="toy has no test examples"):
+    with pytest.raises(ValueError, match="no test"):
         build(described(dataset=dataset, clients=clients))
 
 
@@ -314,7 +314,7 @@ class Restless(torch.nn.Module):
 
 def test_a_model_that_draws_its_own_random_numbers_is_refused():
     experiment = fl.Experiment(fl.Named("fashion-mnist-mini"), Restless(), rounds=1)
-    with pytest.raises(ValueError, match=r"use nn\.Dropout layers"):
+    with pytest.raises(ValueError, match=r"nn\.Dropout"):
         build(experiment)
 
 
@@ -356,7 +356,7 @@ def test_images_that_are_not_finite_are_refused(pixel):
         dataset = fl.Dataset(
             "own", fl.Examples(train, labels), fl.Examples(test, labels), ("a", "b")
         )
-        with pytest.raises(ValueError, match="own: some images have pixels that are not finite"):
+        with pytest.raises(ValueError, match="finite"):
             build(fl.Experiment(dataset=dataset, model="linear", rounds=1))
 
 
@@ -371,7 +371,7 @@ def test_an_image_that_is_not_finite_and_was_left_out_does_no_harm():
             dataset=dataset, model="linear", rounds=1, clients=fl.Clients(count=2)
         )
         if is_refused:
-            with pytest.raises(ValueError, match="pixels that are not finite"):
+            with pytest.raises(ValueError, match="finite"):
                 build(experiment)
         else:
             build(experiment)

@@ -104,7 +104,7 @@ def test_only_the_last_line_of_the_records_may_be_torn(run):
     (run / "rounds.jsonl").write_bytes(whole + b"\n\n")
     assert len(run_files.read_records(run)) == 2
     (run / "rounds.jsonl").write_bytes(whole + b'\n{"round": 3}\n')
-    with pytest.raises(ValueError, match=r"rounds.jsonl, line 3 cannot be read .*: delete"):
+    with pytest.raises(ValueError, match="line 3"):
         run_files.read_records(run)
 
 

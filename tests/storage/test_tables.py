@@ -157,7 +157,7 @@ def test_an_axis_is_split_at_the_commas_between_its_values(axis, values):
     ],
 )
 def test_an_algorithm_that_is_not_there_is_told_with_the_one_that_was_meant(named, key, remedy):
-    with pytest.raises(ValueError, match="the experiment has no algorithm") as refused:
+    with pytest.raises(ValueError, match="algorithm") as refused:
         apply_override({"algorithm": named}, key)
     assert str(refused.value).endswith(remedy)
 

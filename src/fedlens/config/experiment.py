@@ -236,7 +236,7 @@ class Experiment:
             for section, table in content.items():
                 if section in _SECTIONS and isinstance(table, Mapping) and name in table:
                     raise ValueError(
-                        f"{name} stands under [{section}]: put it above the first section"
+                        f"{name} is in the section [{section}]: put it above the first section"
                     )
             raise ValueError(f"the experiment needs {name!r}: set {name} = ...")
         return cls(**content)

@@ -62,7 +62,7 @@ def piecewise(round: int, of: int, *, values: list[float], at: list[int]) -> flo
 
 
 def warm_up(round: int, of: int, *, rounds: int, then: float | dict[str, Any]) -> float:
-    """In a line to the first value of `then`, a number or a schedule, which goes on from there.
+    """Rise linearly to the first value of `then`, a number or a schedule, which then takes over.
 
     The first of the `rounds` has its share of that value, the last has all of it.
     """

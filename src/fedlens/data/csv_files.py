@@ -147,7 +147,7 @@ def _header(file: Path, header: list[str]) -> list[str]:
             raise ValueError(f"{file}:1: {word} stand between columns: save it with commas")
     for name, times in Counter(header).items():
         if times > 1:
-            raise ValueError(f"{file}:1: the column {name!r} stands twice: rename one")
+            raise ValueError(f"{file}:1: there are {times} columns {name!r}: rename all but one")
     absent = [name for name in KNOWN if name not in header]
     for name in header:
         slips = get_close_matches(name, absent, n=1, cutoff=SLIP)

@@ -104,9 +104,9 @@ class Pair:
 
 
 def check_target(target: float | None, where: str) -> None:
-    """Raise if the target is not a share above 0, up to 1: 80 is none."""
+    """Raise if the target is not a share above 0, up to 1; 80% is 0.8."""
     if target is not None and not 0 < target <= 1:
-        raise ValueError(f"{where} is {target:g}: choose a share above 0, up to 1")
+        raise ValueError(f"{where} is {target:g}: choose a share above 0, up to 1 (80% is 0.8)")
 
 
 def tasks(

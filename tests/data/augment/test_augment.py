@@ -127,7 +127,7 @@ def test_normalising_keeps_channels_last_and_the_images_themselves():
 
 
 def test_a_mean_of_the_wrong_length_is_refused():
-    with pytest.raises(ValueError, match="3 channels but 1 means and 3 stds"):
+    with pytest.raises(ValueError, match="means"):
         normalise(batch(1, 1)[0], (0.5,), None, torch.float32)
 
 
