@@ -160,7 +160,7 @@ def command_line():
 
         from fedlens.cli import main as cli
 
-        return typer.main.get_command(cli.app)
+        return typer.main.get_command(cli.app_of())
 
 
 def command_for(words):

@@ -36,8 +36,7 @@ ADAM = 'batch_size = 8, lr = 0.01, optimizer = "adam", clip = 1.0, reset = false
 
 @pytest.mark.parametrize("paper", [*(name for name in PAPERS if name != "fedper"), "adam, kept"])
 def test_a_fleet_ends_with_the_bytes_of_the_simulation(paper, tmp_path):
-    own_head = {"model": "mcmahan-cnn"} if paper == "fedper" else {}  # the others take less time
-    path = write_experiment(tmp_path, PAPERS.get(paper, PAPERS["fedavg"]), **own_head)
+    path = write_experiment(tmp_path, PAPERS.get(paper, PAPERS["fedavg"]))
     if paper == "adam, kept":
         path.write_text(path.read_text().replace("batch_size = 8, lr = 0.1", ADAM))
     sites = make_sites(path, tmp_path / "sites")

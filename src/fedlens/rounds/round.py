@@ -312,8 +312,8 @@ def _move(
             update, shares, there, experiment.program.layout, combining, key
         )
     # What nobody sent does not move: tensors of clients' own, or all, if nobody took part.
-    kept = {name: t.new_zeros(t.shape[1:]) for name, t in exact.items() if name not in update}
-    update = {**update, **kept}
+    unmoved = {name: t.new_zeros(t.shape[1:]) for name, t in exact.items() if name not in update}
+    update = {**update, **unmoved}
     update, decoded = decode(algorithm.channel, update, experiment.seed, state.round, cohort)
     gathered = Gathered(cohort, uploads.extra, update)
 

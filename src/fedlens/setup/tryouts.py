@@ -20,9 +20,9 @@ from fedlens.config.experiment import Experiment
 from fedlens.config.own_code import mistake_of, place_of, place_of_error
 from fedlens.core.federation import Dataset, Federation
 from fedlens.engines import Sequential
+from fedlens.network.functional import MappedModel
 from fedlens.network.model import Model
 from fedlens.network.network import Network
-from fedlens.network.stacked.model import MappedModel
 from fedlens.rounds import begin, run_round
 from fedlens.rounds.client import ClientProgram
 from fedlens.storage.reading import reason
