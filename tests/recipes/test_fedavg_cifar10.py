@@ -59,8 +59,8 @@ def test_figure_18_draws_accuracy_by_how_often_the_largest_client_was_drawn(figu
 def test_bars_have_two_decimals(figure18):
     bars = next(block for block in figure18.blocks if isinstance(block, Bars))
     first = bars.series[0]
-    assert first.errors is not None
-    height, error = (f"{100 * y:.2f}%" for y in (first.heights[0], first.errors[0]))
+    assert first.errors is not None and first.heights[0] is not None
+    height, error = (f"{100 * (y or 0):.2f}%" for y in (first.heights[0], first.errors[0]))
     assert height in bars.words() and f"± {error}" in bars.words()
 
 
