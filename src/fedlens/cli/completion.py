@@ -79,7 +79,7 @@ def data_sets(incomplete: str) -> list[str]:
 
 def large_data_sets(incomplete: str) -> list[str]:
     """The data sets that `fedlens data prepare` decodes once."""
-    prepared = [name for name, module in DATASETS.modules.items() if module == "prepared"]
+    prepared = [name for name, module in DATASETS.modules.items() if module == "store"]
     return _names(prepared, incomplete)
 
 

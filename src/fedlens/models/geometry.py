@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from copy import deepcopy
 from itertools import count
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 def num_features(model: str, layers: Iterable[nn.Module], shape: tuple[int, int, int]) -> int:
     """The number of outputs of these layers for an image of [channels, height, width]."""
-    features = deepcopy(nn.Sequential(*layers)).to("meta")  # which computes shapes alone
-
-    def outputs(height: int, width: int) -> int:
-        try:
-            made: Tensor = features(torch.empty(1, shape[0], height, width, device="meta"))
-        except RuntimeError:  # a layer that is larger than the image it gets
-            return 0
-        return made.numel()
-
-    _, height, width = shape
-    if not (found := outputs(height, width)):
-        least = next(side for side in count(1) if outputs(side, side))
+    layers = list(layers)
+    channels, height, width = shape
+    if min(_after(layers, height), _after(layers, width)) < 1:
+        least = next(side for side in count(1) if _after(layers, side) >= 1)
         raise ValueError(
             f"{model} cannot take images of {height} x {width}: "
             f"resize them to at least {least} x {least}, or choose another model"
         )
-    return found
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d):
+            channels = layer.out_channels
+    return channels * _after(layers, height) * _after(layers, width)
+
+
+def _after(layers: list[nn.Module], side: int) -> int:
+    """The side of a square image after these layers; less than 1 if it is too small for them."""
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d):
+            assert not isinstance(layer.padding, str)
+            side += 2 * layer.padding[0] - layer.kernel_size[0]
+            side = side // layer.stride[0] + 1
+        elif isinstance(layer, nn.MaxPool2d):
+            assert isinstance(layer.kernel_size, int) and isinstance(layer.padding, int)
+            assert isinstance(layer.stride, int)
+            side = (side + 2 * layer.padding - layer.kernel_size) // layer.stride + 1
+        if side < 1:
+            return 0
+    return side
