@@ -95,10 +95,10 @@ class Experiment:
     [cluster](cluster.md)). `auto`: `stacked` on a GPU (`sequential` for a model that branches on a
     tensor's value); on a CPU `processes`, or `sequential` where there is one core or one client"""
     device: str = "auto"
-    """where the run computes: `cpu`, `cuda`, or one of several GPUs, `cuda:1`. `auto`: a GPU if torch
-    sees one. Apple's (`mps`) is refused, for it has no float64, in which updates are added up:
-    choose `cpu`. With engine `processes`, `cuda` is all GPUs: see
-    [scaling.md](scaling.md#several-gpus)"""
+    """where the run computes. `auto` is a GPU if torch sees one, else `cpu`. `cuda` may have a
+    number where there are several GPUs, as `cuda:1`. Apple's (`mps`) is refused, for it has no
+    float64, in which updates are added up: choose `cpu`. With engine `processes`, `cuda` is all
+    GPUs: see [scaling.md](scaling.md#several-gpus)"""
     precision: Precision = "auto"
     """`auto` (`bf16` where clients train on a GPU that has it, else `fp32`); `fp32`; `tf32`
     (multiplies in TF32 on a GPU); `bf16` (keeps parameters in fp32, computes in bfloat16);
