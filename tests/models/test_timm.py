@@ -1,6 +1,8 @@
-"""Models of timm, by a stand-in with its interface: its torchvision may not fit the torch here."""
+"""Models of timm, by a stand-in with its interface, and by timm itself where it is installed."""
 
+import re
 import sys
+from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -80,18 +82,45 @@ def test_without_timm_the_line_says_how_to_get_it(monkeypatch):
 @pytest.mark.parametrize("build", ["", "+cpu"])
 def test_the_line_keeps_the_torch_that_is_here(monkeypatch, build):
     monkeypatch.setattr(reading, "version", lambda _: f"2.13.0{build}")
-    source = ", from the package index that torch+cpu is from" if build else ""
-    ends = f'"fedlens[timm]" "torch==2.13.0{build}"{source}'
-    assert reading.keeping_torch("fedlens[timm]").endswith(ends)
+    line = reading.keeping_torch("fedlens[timm]")
+    assert line == f'pip install "fedlens[timm]" "torch==2.13.0{build}"'
 
 
-def test_beside_a_torchvision_for_another_torch_the_line_names_the_torch(monkeypatch, tmp_path):
-    (tmp_path / "timm.py").write_text("raise RuntimeError('operator nms does not exist')")
-    monkeypatch.delitem(sys.modules, "timm", raising=False)
+@pytest.fixture
+def beside_another_torch(library, monkeypatch, tmp_path):
+    """timm and a torchvision that was compiled for another torch, as files."""
+    for name in ("timm", "torchvision", "torchvision._meta_registrations"):
+        monkeypatch.setitem(sys.modules, name, sys.modules.get(name, ModuleType(name)))
+    monkeypatch.setitem(sys.modules, "stand_in", sys.modules["timm"])
+    for name in ("timm", "torchvision", "torchvision._meta_registrations"):
+        monkeypatch.delitem(sys.modules, name)
+    package = tmp_path / "torchvision"
+    package.mkdir()
+    (package / "__init__.py").write_text("from torchvision import _meta_registrations")
+    (package / "_meta_registrations.py").write_text("raise RuntimeError('no operator nms')")
+    (tmp_path / "timm.py").write_text("import torchvision\nfrom stand_in import *")
     monkeypatch.syspath_prepend(tmp_path)
-    line = r'nms does not exist\): pip install --upgrade "torchvision" "torch==\d'
-    with pytest.raises(ValueError, match=line):
+    return tmp_path
+
+
+def test_models_need_no_operator_that_torchvision_compiles(beside_another_torch):
+    assert fl.run(described("timm:net")).status == "finished"
+    with pytest.raises(ValueError, match="did you mean 'net'"):
+        fl.run(described("timm:nett"))
+
+
+def test_beside_a_torchvision_that_cannot_be_imported_the_line_names_the_torch(
+    beside_another_torch,
+):
+    (beside_another_torch / "torchvision" / "__init__.py").write_text("raise OSError('no CUDA')")
+    with pytest.raises(ValueError, match=rf"\(no CUDA\).* torch {re.escape(torch.__version__)}"):
         fl.run(described("timm:net"))
+
+
+@pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
+@pytest.mark.slow
+def test_an_installed_timm_trains():
+    assert fl.run(described("timm:resnet18", engine="sequential")).status == "finished"
 
 
 def test_its_batch_normalisation_with_an_activation_is_masked_and_keeps_both():

@@ -5,10 +5,13 @@ As with other models, `weights` reads published weights from a file.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache
+from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedlens.config.options import did_you_mean
@@ -45,13 +48,23 @@ def timm(architecture: str) -> Callable[..., nn.Module]:
 
 def _timm(architecture: str) -> Any:
     try:
-        import timm
-    except Exception as error:  # it imports torchvision, which fails with another torch
-        why, package = "", "fedlens[timm]"
+        return _imported()
+    except Exception as error:  # of timm, or of torchvision, which it imports
+        why, remedy = "", keeping_torch("fedlens[timm]")
         if not isinstance(error, ModuleNotFoundError):
-            why, package = f" ({reason(error)})", "torchvision"
+            built = f"torch {torch.__version__}"
+            why, remedy = f" ({reason(error)})", f"get torchvision from where {built} is from"
         raise ValueError(
-            f"model 'timm:{architecture}' needs timm, which cannot be imported{why}: "
-            f"{keeping_torch(package)}"
+            f"model 'timm:{architecture}' needs timm, which cannot be imported{why}: {remedy}"
         ) from error
+
+
+def _imported() -> Any:
+    try:
+        import timm
+    except RuntimeError:
+        # A torchvision that was compiled for another build of torch. Models need no operator that
+        # it compiles, only its Python, which is imported once the operators' shapes are left out.
+        sys.modules["torchvision._meta_registrations"] = ModuleType("left out")
+        import timm
     return timm

@@ -174,10 +174,6 @@ def is_address(source: str) -> bool:
 def keeping_torch(package: str) -> str:
     """The command that installs a package that needs torchvision, and keeps the torch here.
 
-    Alone, pip would take the newest torchvision, and the torch that it needs. Beside a build of
-    torch such as 2.13.0+cpu, only the same build of torchvision works.
+    Alone, pip would take the newest torchvision, and the torch that it needs.
     """
-    torch = version("torch")
-    build = torch.partition("+")[2]
-    source = f", from the package index that torch+{build} is from" if build else ""
-    return f'pip install --upgrade "{package}" "torch=={torch}"{source}'
+    return f'pip install "{package}" "torch=={version("torch")}"'
