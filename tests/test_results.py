@@ -15,7 +15,7 @@ from fedlens.config.experiment import Experiment, Named
 from fedlens.config.names import DATASETS
 from fedlens.recipes import RECIPES, slug
 from fedlens.recipes.hsu2020 import tables
-from fedlens.recipes.hsu2020.chosen import chosen, chosen_rate
+from fedlens.recipes.hsu2020.cifar import chosen, chosen_rate
 from fedlens.recipes.hsu2020.figure4_pilot import DIVERGED, best, best_rates
 from fedlens.recipes.recipe import Recipe, Recorded, Results, Scale, with_settings
 from fedlens.recipes.reproduce import blocks_of

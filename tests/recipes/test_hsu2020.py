@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from fedlens.recipes import RECIPES
-from fedlens.recipes.hsu2020 import chosen
-from fedlens.recipes.hsu2020.chosen import Point, Rate
+from fedlens.recipes.hsu2020 import cifar
+from fedlens.recipes.hsu2020.cifar import Point, Rate, momenta, rates
 from fedlens.recipes.hsu2020.distributions import furthest_apart
 from fedlens.recipes.hsu2020.figure4_pilot import best, best_rates, to_store
-from fedlens.recipes.hsu2020.figure8 import momenta, rates
 from fedlens.recipes.hsu2020.setting import at_budgets, schedule
 from fedlens.recipes.page import opening
 from fedlens.recipes.recipe import EMBEDDED, Results, Scale
@@ -202,7 +201,7 @@ def test_figure_4_takes_the_point_that_the_pilot_picked(paper, monkeypatch):
             "0.1": {"FedAvg": [0.1, 0.0], "FedAvgM": [0.1, 0.0]},
         }
     }
-    monkeypatch.setattr(chosen, "_chosen", lambda: picked)
+    monkeypatch.setattr(cifar, "_chosen", lambda: picked)
     cells = RECIPES["hsu2020/figure4"](paper).cells
 
     def point(alpha, base):
@@ -229,7 +228,7 @@ def test_figure_4_takes_the_point_that_the_pilot_picked(paper, monkeypatch):
 )
 def test_centralised_training_has_the_rate_that_the_pilot_picked(paper, monkeypatch, item, cell):
     def lr(**picked):
-        monkeypatch.setattr(chosen, "_chosen", lambda: picked)
+        monkeypatch.setattr(cifar, "_chosen", lambda: picked)
         return RECIPES[item](paper).cells[cell].local.lr
 
     assert lr() == 0.01

@@ -3,7 +3,8 @@
 import pytest
 
 from fedlens.recipes import RECIPES
-from fedlens.recipes.hsu2020.figure8 import momenta, panels, rates
+from fedlens.recipes.hsu2020.cifar import momenta, rates
+from fedlens.recipes.hsu2020.figure8 import panels
 from fedlens.recipes.page import opening
 from fedlens.recipes.recipe import Results, Scale
 from fedlens.recipes.reproduce import reproduce

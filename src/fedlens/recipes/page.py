@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from importlib.resources import files
 
 from fedlens.config.experiment import Experiment
 from fedlens.recipes.recipe import Measured, Recipe, Results
@@ -174,6 +176,20 @@ def _spent(run: Run) -> float:
         return seconds
     columns = ("seconds", "evaluation_seconds")
     return float(sum(row.get(name, 0.0) for row in run.rounds for name in columns))
+
+
+def note(module: str, title: str, **values: str) -> Text:
+    """A section of notes.md beside a paper's module, with `values` in place of their {names}."""
+    said = _notes(module.rpartition(".")[0])[title].format(**values)
+    return Text(title=title, paragraphs=[" ".join(p.split()) for p in said.strip().split("\n\n")])
+
+
+@cache
+def _notes(package: str) -> Mapping[str, str]:
+    """The text of each section of a paper's notes, by title."""
+    text = (files(package) / "notes.md").read_text(encoding="utf-8")
+    sections = (section.partition("\n") for section in text.split("\n## ")[1:])
+    return {title: said for title, _, said in sections}
 
 
 def led_by_a_figure(blocks: Sequence[Block], told: Text) -> list[Block]:

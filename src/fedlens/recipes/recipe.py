@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, get_args
 
 from fedlens.config.experiment import Experiment
 from fedlens.config.options import did_you_mean
@@ -49,6 +49,11 @@ class Scale:
     def pick(self, smoke: T, small: T, paper: T) -> T:
         """The value for this scale."""
         return {"smoke": smoke, "small": small, "paper": paper}[self.name]
+
+    @property
+    def engine(self) -> Literal["auto", "sequential"]:
+        """At `smoke` clients are trained one after another, which starts no process."""
+        return "sequential" if self.name == "smoke" else "auto"
 
     def dataset(self, wanted: str, instead: str = EMBEDDED) -> str:
         """The data set to use for the paper's `wanted`.
@@ -117,6 +122,11 @@ class Measured(NamedTuple):
             return None
         spread = statistics.stdev(sound) if len(sound) > 1 else None
         return cls(statistics.fmean(sound), spread, len(sound), len(values))
+
+    @classmethod
+    def one(cls, value: float) -> Measured:
+        """A number that is no mean."""
+        return cls(value, None, 1)
 
 
 class _Runs(dict[str, "Sequence[Run]"]):

@@ -65,7 +65,7 @@ def experiment(
         dataset=Named(scale.dataset("cifar10")),
         model=model,
         rounds=scale.pick(2, rounds // 2, rounds),
-        engine="sequential" if scale.name == "smoke" else "auto",
+        engine=scale.engine,
         augment=scale.pick(Augment(), Augment(), Augment(crop=4, flip=True)),
         outputs=outputs and scale.pick(20, outputs, outputs),
         weights=pretrained(scale) if model.name == "resnet18" and not scratch else None,

@@ -151,7 +151,7 @@ def _experiment(study: Study, scale: Scale, split: str, algorithm: str) -> Exper
         dataset=Named(scale.dataset(study.dataset)),
         model=scale.pick(Named("linear"), light, study.model),
         rounds=scale.pick(3, 15, 50),
-        engine="sequential" if scale.name == "smoke" else "auto",
+        engine=scale.engine,
         clients=Clients(count=10, per_round=10, partition=Named("fresh", drawn)),
         local=LocalTraining(epochs=scale.pick(1, 5, 5), batch_size=10, lr=0.01),
         evaluate=Evaluate(on=("test",)),

@@ -45,7 +45,7 @@ def experiment(
         model=scale.pick(Named("linear"), Named("lenet5"), paper4),
         rounds=scale.pick(2, 20, 80),
         loss=loss,
-        engine="sequential" if scale.name == "smoke" else "auto",
+        engine=scale.engine,
         clients=Clients(
             count=scale.pick(20, 100, 100),
             per_round=scale.pick(2, 10, 10),

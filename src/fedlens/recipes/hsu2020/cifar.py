@@ -1,31 +1,100 @@
-"""The paper's experiments on CIFAR-10 and CIFAR-100: synthetic clients by a Dirichlet prior."""
+"""The paper's experiments on CIFAR-10 and CIFAR-100: synthetic clients by a Dirichlet prior.
+
+Figure 4 and centralised training have the settings that a pilot picked: those in chosen.json,
+beside this file.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import replace
-
-import torch
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
 
 from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.data.augment import Augment
-from fedlens.data.emd import emd_per_client
-from fedlens.recipes.hsu2020.chosen import Rate, chosen_rate
-from fedlens.recipes.recipe import Measured, Results, Scale
-from fedlens.runs.records import Run
+from fedlens.recipes.recipe import Results, Scale
 
 ALPHAS = {
     "cifar10": (100.0, 10.0, 1.0, 0.5, 0.2, 0.1, 0.05, 0.0),
     "cifar100": (1000.0, 100.0, 10.0, 5.0, 2.0, 1.0, 0.5, 0.0),
 }
 ROUNDS = {"cifar10": 10_000, "cifar100": 20_000}
-CENTRALISED = {"cifar10": 0.8616, "cifar100": 0.5521}
+ACCURACY = {"cifar10": 0.8616, "cifar100": 0.5521}  # of centralised training
 EPOCHS = 100  # of centralised training: our choice, the paper does not say
 NO_POINT = "Such a run has no point in the figure."  # a run that diverged
 EMD = {  # weighted mean EMD of the splits that the authors released
     "cifar10": {100.0: 0.2550, 1.0: 1.4386, 0.5: 1.5616, 0.1: 1.7434, 0.05: 1.7519, 0.0: 1.8},
     "cifar100": {1000.0: 0.2645, 0.5: 1.9169, 0.0: 1.98},
 }
+CHOSEN = "chosen.json"
+CENTRALISED = "centralised"  # the key there of the choice for centralised training
+
+
+class Point(NamedTuple):
+    """The clients' learning rate and the server's momentum."""
+
+    lr: float
+    momentum: float
+
+
+class Rate(NamedTuple):
+    """The learning rate of centralised training, and its schedule: constant, or cosine to 0."""
+
+    lr: float
+    schedule: str = "constant"
+
+
+class Setting(NamedTuple):
+    """A point of Figure 8's grid: an effective learning rate η / (1 − β), and 1 − β."""
+
+    rate: float
+    left: float
+
+    def __str__(self) -> str:
+        return f"η_eff {self.rate:.2g}, 1-β {self.left:.2g}"
+
+    @property
+    def point(self) -> Point:
+        return Point(self.rate * self.left, 1 - self.left)
+
+
+def rates(scale: Scale) -> tuple[float, ...]:
+    """The effective learning rates η / (1 − β) of the grid."""
+    return scale.pick((0.01, 0.1), (0.01, 0.1, 1.0), tuple(10 ** (-3 + i / 2) for i in range(7)))
+
+
+def momenta(scale: Scale) -> tuple[float, ...]:
+    """The values of 1 − β of the grid."""
+    return scale.pick((0.1, 1.0), (0.1, 0.3, 1.0), tuple(10 ** (-2.5 + i / 2) for i in range(6)))
+
+
+def grid(scale: Scale) -> list[Setting]:
+    """The grid of Figure 8, by learning rate and then by momentum."""
+    return list(itertools.starmap(Setting, itertools.product(rates(scale), momenta(scale))))
+
+
+@cache
+def _chosen() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(
+        (files("fedlens.recipes.hsu2020") / CHOSEN).read_text(encoding="utf-8")
+    )
+    return found
+
+
+def chosen(dataset: str, alpha: float, base: str) -> Point | None:
+    """The pilot's choice for a data set, a concentration and FedAvg or FedAvgM."""
+    found = _chosen().get(dataset, {}).get(f"{alpha:g}", {}).get(base)
+    return Point(*found) if found else None
+
+
+def chosen_rate(dataset: str) -> Rate | None:
+    """The pilot's choice for centralised training."""
+    found = _chosen().get(dataset, {}).get(CENTRALISED)
+    return Rate(*found) if found else None
 
 
 def alphas(scale: Scale, dataset: str) -> tuple[float, ...]:
@@ -54,12 +123,11 @@ def experiment(
 
     The default `lr` is the paper's, 0.01, or five times that at smaller scales.
     """
-    steps = scale.pick(2, 40, ROUNDS[dataset])
     return Experiment(
         dataset=Named(scale.dataset(dataset)),
         model=scale.pick(Named("linear"), Named("simple-cnn"), Named("hsu-cnn")),
-        rounds=steps,
-        engine="sequential" if scale.name == "smoke" else "auto",
+        rounds=scale.pick(2, 40, ROUNDS[dataset]),
+        engine=scale.engine,
         augment=scale.pick(Augment(), Augment(), Augment(crop=4, flip=True)),
         clients=Clients(
             count=scale.pick(20, 100, 100),
@@ -75,6 +143,14 @@ def experiment(
         evaluate=Evaluate(every=scale.pick(1, 5, 100)),
         algorithm=tuple(algorithm),
     )
+
+
+def at_point(
+    scale: Scale, dataset: str, alpha: float, point: Point, per_round: int, epochs: int = 1
+) -> Experiment:
+    """FedAvgM with this learning rate and momentum."""
+    server = Named("fedavgm", {"momentum": point.momentum})
+    return experiment(scale, dataset, alpha, (server,), per_round, lr=point.lr, epochs=epochs)
 
 
 def centralised(scale: Scale, dataset: str, rate: Rate | None = None) -> Experiment:
@@ -97,12 +173,15 @@ def centralised(scale: Scale, dataset: str, rate: Rate | None = None) -> Experim
     )
 
 
-def lasting(results: Results, cell: str) -> Measured | None:
-    """A cell's final accuracy; None if one of its runs diverged.
+def relative(results: Results, dataset: str, cell: str) -> float | None:
+    """A cell's final accuracy divided by that of centralised training, if both were run.
 
-    The accuracy before divergence does not count for a setting that diverges.
+    None if a run of the cell diverged: its accuracy before that does not count for its settings.
     """
-    return results.final(cell) if results.diverged(cell) is None else None
+    ends, whole = results.final(cell), results.final(f"{dataset}, centralised")
+    if results.diverged(cell) is not None or not ends or not whole or not whole.mean:
+        return None
+    return ends.mean / whole.mean
 
 
 def stand_in(scale: Scale) -> str:
@@ -122,10 +201,3 @@ def stand_in(scale: Scale) -> str:
             f"said either: {EPOCHS} epochs here."
         )
     return " ".join(filter(None, words))
-
-
-def client_emds(run: Run) -> list[float]:
-    """The EMD of each client of a run from the population."""
-    assert run.partition is not None
-    found: list[float] = emd_per_client(torch.tensor(run.partition["label_counts"])).tolist()
-    return found

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from fedlens.config.experiment import Experiment, Named
-from fedlens.recipes.hsu2020.chosen import chosen, chosen_rate
+import itertools
+
+import torch
+
+from fedlens.data.emd import emd_per_client
 from fedlens.recipes.hsu2020.cifar import (
-    CENTRALISED,
+    ACCURACY,
     EMD,
     NO_POINT,
+    Point,
     alphas,
+    at_point,
     centralised,
-    client_emds,
+    chosen,
+    chosen_rate,
     datasets,
     experiment,
-    lasting,
+    relative,
     stand_in,
 )
 from fedlens.recipes.hsu2020.setting import BASES
-from fedlens.recipes.page import beside
+from fedlens.recipes.page import beside, note
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
-from fedlens.report.blocks import Block, Curves, Line, Strip, Text
+from fedlens.report.blocks import Block, Curves, Line, Strip
 from fedlens.runs.records import Run
 
 
@@ -31,12 +37,15 @@ def figure4(scale: Scale) -> Recipe:
     cells = {}
     for dataset in datasets(scale):
         cells[f"{dataset}, centralised"] = centralised(scale, dataset)
-        for alpha in alphas(scale, dataset):
-            for base in BASES:
-                for k in report_goals(scale):
-                    cells[_cell(scale, dataset, alpha, base, k)] = _tuned(
-                        scale, dataset, alpha, base, k
-                    )
+        for alpha, base, k in itertools.product(alphas(scale, dataset), BASES, report_goals(scale)):
+            point = _point(scale, dataset, alpha, base)
+            if point is None:
+                one = experiment(scale, dataset, alpha, BASES[base], k)
+            elif point.momentum:
+                one = at_point(scale, dataset, alpha, point, k)
+            else:
+                one = experiment(scale, dataset, alpha, per_round=k, lr=point.lr)
+            cells[_cell(scale, dataset, alpha, base, k)] = one
     return Recipe(
         title="Relative accuracy against EMD",
         about="Accuracy of FedAvg and FedAvgM relative to centralised training, for clients from "
@@ -53,24 +62,21 @@ def figure4(scale: Scale) -> Recipe:
     )
 
 
-def _cell(scale: Scale, dataset: str, alpha: float, base: str, k: int) -> str:
-    """The name of a cell. If the pilot picked no momentum for FedAvgM, it is FedAvg's cell."""
-    base = "FedAvg" if _is_plain(scale, dataset, alpha, base) else base
-    return f"{dataset}, α {alpha:g}, {base}, K {k}"
+def _point(scale: Scale, dataset: str, alpha: float, base: str) -> Point | None:
+    """The learning rate and momentum that the pilot picked, if there was one."""
+    return chosen(dataset, alpha, base) if scale.name == "paper" else None
 
 
 def _is_plain(scale: Scale, dataset: str, alpha: float, base: str) -> bool:
     """Whether a method has no momentum there: FedAvg, or FedAvgM if the pilot picked none."""
-    point = chosen(dataset, alpha, base) if scale.name == "paper" else None
+    point = _point(scale, dataset, alpha, base)
     return base == "FedAvg" if point is None else not point.momentum
 
 
-def _tuned(scale: Scale, dataset: str, alpha: float, base: str, k: int) -> Experiment:
-    """A cell with the pilot's choice of learning rate and momentum, if there is one."""
-    if scale.name != "paper" or (point := chosen(dataset, alpha, base)) is None:
-        return experiment(scale, dataset, alpha, BASES[base], k)
-    algorithm = (Named("fedavgm", {"momentum": point.momentum}),) if point.momentum else ()
-    return experiment(scale, dataset, alpha, algorithm, k, lr=point.lr)
+def _cell(scale: Scale, dataset: str, alpha: float, base: str, k: int) -> str:
+    """The name of a cell. If the pilot picked no momentum for FedAvgM, it is FedAvg's cell."""
+    base = "FedAvg" if _is_plain(scale, dataset, alpha, base) else base
+    return f"{dataset}, α {alpha:g}, {base}, K {k}"
 
 
 def blocks(results: Results) -> list[Block]:
@@ -81,23 +87,21 @@ def blocks(results: Results) -> list[Block]:
         }
         if not runs:
             continue
+        emds = {a: run.summary["emd"] for a, run in runs.items()}
         shown += [
-            _curves(results, dataset, {a: run.summary["emd"] for a, run in runs.items()}),
+            _curves(results, dataset, emds),
             Strip(
                 title=f"{dataset}: how unalike clients are",
                 caption="The EMD of each client to the population, a dot a client, by the "
                 "concentration α of the Dirichlet prior. The stroke is the mean, weighted by what "
                 "clients hold.",
-                groups=[(f"α {a:g}", client_emds(run)) for a, run in runs.items()],
-                marks=[run.summary["emd"] for run in runs.values()],
+                groups=[(f"α {a:g}", _client_emds(run)) for a, run in runs.items()],
+                marks=[*emds.values()],
                 mark="weighted mean",
                 x_label="EMD",
             ),
             beside(
-                [
-                    (f"α {a:g}", EMD[dataset].get(a), Measured(run.summary["emd"], None, 1))
-                    for a, run in runs.items()
-                ],
+                [(f"α {a:g}", EMD[dataset].get(a), Measured.one(emd)) for a, emd in emds.items()],
                 title=f"{dataset}: mean EMD",
                 caption="Published: of the splits that the authors released.",
                 of="concentration",
@@ -105,49 +109,41 @@ def blocks(results: Results) -> list[Block]:
                 digits=3,
             ),
             beside(
-                [(dataset, CENTRALISED[dataset], results.final(f"{dataset}, centralised"))],
+                [(dataset, ACCURACY[dataset], results.final(f"{dataset}, centralised"))],
                 title=f"{dataset}: centralised accuracy, %",
             ),
         ]
-    return [
-        *shown,
-        Text(
-            title="What the paper finds",
-            paragraphs=(
-                "Accuracy near that of centralised training for alike clients, a substantial drop "
-                "between an EMD of 1.7 and 2.0, which FedAvgM makes smaller, and diminishing "
-                "returns from more clients a round. The figure's points are not printed.",
-                "Which report goals K it has is not printed either: 5, 10, 20 and 40 of 100 "
-                "clients are ours, after Hsu et al. (2019).",
-            ),
-        ),
-    ]
+    return [*shown, note(__name__, "What the paper finds")]
+
+
+def _client_emds(run: Run) -> list[float]:
+    """The EMD of each client from the population."""
+    assert run.partition is not None
+    found: list[float] = emd_per_client(torch.tensor(run.partition["label_counts"])).tolist()
+    return found
 
 
 def _any(results: Results, dataset: str, alpha: float) -> Run | None:
     """Any run at a concentration, or None: clients are the same in all of them."""
     scale = results.scale
-    cells = [_cell(scale, dataset, alpha, b, k) for b in BASES for k in report_goals(scale)]
+    keys = itertools.product(BASES, report_goals(scale))
+    cells = [_cell(scale, dataset, alpha, base, k) for base, k in keys]
     return next((run for cell in cells for run in results.runs[cell]), None)
 
 
 def _curves(results: Results, dataset: str, emds: dict[float, float]) -> Curves:
-    whole = results.final(f"{dataset}, centralised")
     lines = []
-    for base in BASES:
-        for k in report_goals(results.scale):
-            cells = {  # without cells of FedAvgM that are FedAvg's
-                a: _cell(results.scale, dataset, a, base, k)
-                for a in emds
-                if base == "FedAvg" or not _is_plain(results.scale, dataset, a, base)
-            }
-            if not any(results.runs[cell] for cell in cells.values()):
-                continue
-            found = [lasting(results, cell) for cell in cells.values()]
-            y = [f.mean / whole.mean if f and whole and whole.mean else None for f in found]
-            ended = [a for a, cell in cells.items() if results.diverged(cell) is not None]
-            note = f"diverged at α {', '.join(f'{a:g}' for a in ended)}" if ended else ""
-            lines.append(Line(f"{base}, K {k}", [emds[a] for a in cells], y, note=note))
+    for base, k in itertools.product(BASES, report_goals(results.scale)):
+        cells = {  # without cells of FedAvgM that are FedAvg's
+            a: _cell(results.scale, dataset, a, base, k)
+            for a in emds
+            if base == "FedAvg" or not _is_plain(results.scale, dataset, a, base)
+        }
+        if any(results.runs[cell] for cell in cells.values()):
+            y = [relative(results, dataset, cell) for cell in cells.values()]
+            ended = [f"{a:g}" for a, cell in cells.items() if results.diverged(cell) is not None]
+            ends = f"diverged at α {', '.join(ended)}" if ended else ""
+            lines.append(Line(f"{base}, K {k}", [emds[a] for a in cells], y, note=ends))
     rate = "the rate that the pilot picked" if chosen_rate(dataset) else "the clients' default rate"
     return Curves(
         title=f"{dataset}: relative accuracy",

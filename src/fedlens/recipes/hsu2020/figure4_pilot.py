@@ -12,10 +12,22 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fedlens.config.experiment import Evaluate, Experiment, Named
-from fedlens.recipes.hsu2020.chosen import CENTRALISED, CHOSEN, Point, Rate
-from fedlens.recipes.hsu2020.cifar import alphas, centralised, datasets, experiment, stand_in
-from fedlens.recipes.hsu2020.figure8 import momenta, rates
+from fedlens.config.experiment import Evaluate, Experiment
+from fedlens.recipes.hsu2020.cifar import (
+    CENTRALISED,
+    CHOSEN,
+    Point,
+    Rate,
+    Setting,
+    alphas,
+    at_point,
+    centralised,
+    datasets,
+    grid,
+    momenta,
+    rates,
+    stand_in,
+)
 from fedlens.recipes.hsu2020.setting import BASES
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Heat, Table, Text
@@ -35,16 +47,17 @@ SCHEDULES = ("constant", "cosine")  # of centralised training
 
 
 def figure4_pilot(scale: Scale) -> Recipe:
-    cells = {
-        _name(dataset, alpha, rate, left): _experiment(scale, dataset, alpha, rate, left)
-        for dataset in datasets(scale)
-        for alpha in alphas(scale, dataset)
-        for rate in rates(scale)
-        for left in momenta(scale)
-    }
+    cells = {}
+    for dataset in datasets(scale):
+        for alpha, setting in itertools.product(alphas(scale, dataset), grid(scale)):
+            whole = at_point(scale, dataset, alpha, setting.point, GOAL)
+            short = whole.rounds if setting.left < STRONG else whole.rounds // 10
+            cells[_name(dataset, alpha, setting)] = _judged(
+                replace(whole, rounds=scale.pick(2, 20, short))
+            )
     for dataset in datasets(scale):
         for rate in _rates(scale):
-            cells[_name_centralised(dataset, rate)] = _judged(centralised(scale, dataset, rate))
+            cells[_alone(dataset, rate)] = _judged(centralised(scale, dataset, rate))
     return Recipe(
         title="The pilot of Figure 4",
         about="Runs over Figure 8's grid of effective learning rates and momenta, K = 10, with a "
@@ -62,17 +75,6 @@ def figure4_pilot(scale: Scale) -> Recipe:
     )
 
 
-def _name(dataset: str, alpha: float, rate: float, left: float) -> str:
-    return f"{dataset}, α {alpha:g}, η_eff {rate:.2g}, 1-β {left:.2g}"
-
-
-def _experiment(scale: Scale, dataset: str, alpha: float, rate: float, left: float) -> Experiment:
-    server = Named("fedavgm", {"momentum": 1 - left})
-    whole = experiment(scale, dataset, alpha, (server,), GOAL, lr=rate * left)
-    short = whole.rounds if left < STRONG else whole.rounds // 10
-    return _judged(replace(whole, rounds=scale.pick(2, 20, short)))
-
-
 def _judged(whole: Experiment) -> Experiment:
     """The experiment evaluated on held-out validation images, the same in all runs."""
     return replace(
@@ -82,20 +84,23 @@ def _judged(whole: Experiment) -> Experiment:
     )
 
 
+def _name(dataset: str, alpha: float, setting: Setting) -> str:
+    return f"{dataset}, α {alpha:g}, {setting}"
+
+
+def _alone(dataset: str, rate: Rate) -> str:
+    return f"{dataset}, centralised, lr {rate.lr:.2g}, {rate.schedule}"
+
+
 def _rates(scale: Scale) -> list[Rate]:
     return [Rate(lr, how) for how, lr in itertools.product(SCHEDULES, rates(scale))]
-
-
-def _name_centralised(dataset: str, rate: Rate) -> str:
-    return f"{dataset}, centralised, lr {rate.lr:.2g}, {rate.schedule}"
 
 
 def best_rates(results: Results) -> dict[str, Rate]:
     """The best rate of centralised training, by data set."""
     picked = {}
     for dataset in datasets(results.scale):
-        cells = {rate: _name_centralised(dataset, rate) for rate in _rates(results.scale)}
-        measured = {rate: results.final(cell, MEASURE) for rate, cell in cells.items()}
+        measured = {r: results.final(_alone(dataset, r), MEASURE) for r in _rates(results.scale)}
         if found := {rate: one.mean for rate, one in measured.items() if one}:
             picked[dataset] = max(found, key=lambda rate: found[rate])
     return picked
@@ -106,21 +111,16 @@ def best(results: Results) -> dict[str, dict[str, dict[str, Point]]]:
     scale = results.scale
     picked: dict[str, dict[str, dict[str, Point]]] = {}
     for dataset in datasets(scale):
-        for alpha in alphas(scale, dataset):
-            for base in BASES:
-                points = {
-                    Point(rate * left, 1 - left): results.final(
-                        _name(dataset, alpha, rate, left), MEASURE
-                    )
-                    for rate in rates(scale)
-                    for left in momenta(scale)
-                    if base != "FedAvg" or left == 1
-                    if left < 1 or not _diverged(scale, dataset, alpha, rate)
-                }
-                found = {point: one.mean for point, one in points.items() if one}
-                if found:
-                    by_base = picked.setdefault(dataset, {}).setdefault(f"{alpha:g}", {})
-                    by_base[base] = max(found, key=lambda point: found[point])
+        for alpha, base in itertools.product(alphas(scale, dataset), BASES):
+            measured = {
+                setting.point: results.final(_name(dataset, alpha, setting), MEASURE)
+                for setting in grid(scale)
+                if base != "FedAvg" or setting.left == 1
+                if setting.left < 1 or not _diverged(scale, dataset, alpha, setting.rate)
+            }
+            if found := {point: one.mean for point, one in measured.items() if one}:
+                by_base = picked.setdefault(dataset, {}).setdefault(f"{alpha:g}", {})
+                by_base[base] = max(found, key=lambda point: found[point])
     return picked
 
 
@@ -168,18 +168,21 @@ def blocks(results: Results) -> list[Block]:
 def _grid_centralised(results: Results, dataset: str) -> Table:
     """A table of all rates of centralised training that were run."""
     picked = best_rates(results)[dataset]
-    rows = []
-    for rate in _rates(results.scale):
-        found = results.final(_name_centralised(dataset, rate), MEASURE)
-        if found:
-            mark = "picked" if rate == picked else ""
-            rows.append([rate.schedule, f"{rate.lr:.2g}", f"{100 * found.mean:.2f}", mark])
     return Table(
         title=f"{dataset}: centralised training",
         caption="Accuracy in percent on the images set apart, after the last epoch, by learning "
         "rate: one that stays, and one that falls to 0 along a cosine.",
         header=("schedule", "learning rate", "validation accuracy, %", ""),
-        rows=rows,
+        rows=[
+            [
+                rate.schedule,
+                f"{rate.lr:.2g}",
+                f"{100 * found.mean:.2f}",
+                "picked" * (rate == picked),
+            ]
+            for rate in _rates(results.scale)
+            if (found := results.final(_alone(dataset, rate), MEASURE))
+        ],
     )
 
 
@@ -187,24 +190,21 @@ def _grid(results: Results, dataset: str) -> Heat:
     """A picture per data set of all points that were run, at every concentration."""
     scale = results.scale
     rows = alphas(scale, dataset)
-    points = [
-        (rate, left)
+    settings = [
+        Setting(rate, left)
         for left in momenta(scale)
         for rate in rates(scale)
-        if any(_name(dataset, alpha, rate, left) in results.runs for alpha in rows)
+        if any(_name(dataset, a, Setting(rate, left)) in results.runs for a in rows)
     ]
     values = [
-        [
-            found.mean if (found := results.final(_name(dataset, alpha, *point), MEASURE)) else None
-            for point in points
-        ]
-        for alpha in rows
+        [(end := results.final(_name(dataset, a, s), MEASURE)) and end.mean for s in settings]
+        for a in rows
     ]
-    best_of = []
-    for i, row in enumerate(values):
-        scored = [(value, j) for j, value in enumerate(row) if value is not None]
-        if scored:
-            best_of.append((i, max(scored, key=lambda one: one[0])[1]))
+    best_of = {
+        (i, row.index(max(scored)))
+        for i, row in enumerate(values)
+        if (scored := [y for y in row if y is not None])
+    }
     return Heat(
         title=f"{dataset}: validation accuracy",
         caption="Accuracy in percent on the images set apart: a row for each concentration of the "
@@ -213,7 +213,7 @@ def _grid(results: Results, dataset: str) -> Heat:
         f"{LENGTHS} What is empty was not run, or diverged.",
         values=values,
         row_names=[f"α {alpha:g}" for alpha in rows],
-        column_names=[f"η_eff {rate:.2g}, 1−β {left:.2g}" for rate, left in points],
+        column_names=[f"η_eff {s.rate:.2g}, 1−β {s.left:.2g}" for s in settings],
         value_label="validation accuracy",
         percent=True,
         best=frozenset(best_of),

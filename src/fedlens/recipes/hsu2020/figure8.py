@@ -2,63 +2,60 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
-from fedlens.config.experiment import Named
 from fedlens.recipes.hsu2020.cifar import (
     NO_POINT,
+    Setting,
     alphas,
+    at_point,
     centralised,
     datasets,
-    experiment,
-    lasting,
+    grid,
+    momenta,
+    rates,
+    relative,
     stand_in,
 )
-from fedlens.recipes.page import at_the_end
+from fedlens.recipes.page import at_the_end, note
 from fedlens.recipes.recipe import Recipe, Results, Scale
-from fedlens.report.blocks import Block, Contours, Table, Text
+from fedlens.report.blocks import Block, Contours, Table
 from fedlens.report.numbers import NONE
 
 
 class Panel(NamedTuple):
-    """One row of the paper's figure: clients a round and local epochs."""
+    """One row of the paper's figure: a data set, clients a round and local epochs."""
 
+    dataset: str
     goal: int
     epochs: int
 
+    def cell(self, alpha: float, setting: Setting) -> str:
+        return f"{self.dataset}, K {self.goal}, E {self.epochs}, α {alpha:g}, {setting}"
 
-def panels(scale: Scale) -> tuple[Panel, ...]:
-    whole = (Panel(20, 1), Panel(10, 1), Panel(5, 1), Panel(5, 5))
-    return scale.pick((Panel(2, 1),), (Panel(10, 1),), whole)
-
-
-def rates(scale: Scale) -> tuple[float, ...]:
-    """The effective learning rates η / (1 − β)."""
-    return scale.pick((0.01, 0.1), (0.01, 0.1, 1.0), tuple(10 ** (-3 + i / 2) for i in range(7)))
+    def alphas(self, scale: Scale) -> tuple[float, ...]:
+        every = alphas(scale, self.dataset)
+        return scale.pick(every, (every[0], every[-1]), every)
 
 
-def momenta(scale: Scale) -> tuple[float, ...]:
-    """The values of 1 − β."""
-    return scale.pick((0.1, 1.0), (0.1, 0.3, 1.0), tuple(10 ** (-2.5 + i / 2) for i in range(6)))
+def panels(scale: Scale) -> list[Panel]:
+    rows = scale.pick(((2, 1),), ((10, 1),), ((20, 1), (10, 1), (5, 1), (5, 5)))
+    return [Panel(dataset, *row) for dataset in datasets(scale) for row in rows]
 
 
 def figure8(scale: Scale) -> Recipe:
     cells = {}
-    for dataset in datasets(scale):
+    for dataset, of_dataset in itertools.groupby(panels(scale), lambda panel: panel.dataset):
         cells[f"{dataset}, centralised"] = centralised(scale, dataset)
-        for panel in panels(scale):
-            for alpha in _alphas(scale, dataset):
-                for rate in rates(scale):
-                    for left in momenta(scale):
-                        cells[_name(dataset, panel, alpha, rate, left)] = experiment(
-                            scale,
-                            dataset,
-                            alpha,
-                            (Named("fedavgm", {"momentum": 1 - left}),),
-                            panel.goal,
-                            lr=rate * left,
-                            epochs=panel.epochs,
-                        )
+        for panel in of_dataset:
+            for alpha, setting in itertools.product(panel.alphas(scale), grid(scale)):
+                cells[panel.cell(alpha, setting)] = at_point(
+                    scale, dataset, alpha, setting.point, panel.goal, panel.epochs
+                )
     return Recipe(
         title="Sensitivity to learning rate and momentum",
         about="Relative accuracy of FedAvgM over a grid of effective learning rates η_eff = η / "
@@ -72,125 +69,126 @@ def figure8(scale: Scale) -> Recipe:
     )
 
 
-def _alphas(scale: Scale, dataset: str) -> tuple[float, ...]:
-    every = alphas(scale, dataset)
-    return scale.pick(every, (every[0], every[-1]), every)
+@dataclass(frozen=True)
+class Grid:
+    """The runs of a panel at one α, in a row for each learning rate and a column for each β."""
 
+    results: Results
+    panel: Panel
+    alpha: float
 
-def _name(dataset: str, panel: Panel, alpha: float, rate: float, left: float) -> str:
-    where = f"{dataset}, K {panel.goal}, E {panel.epochs}, α {alpha:g}"
-    return f"{where}, η_eff {rate:.2g}, 1-β {left:.2g}"
+    @cached_property
+    def cells(self) -> list[list[str]]:
+        scale = self.results.scale
+        return [
+            [self.panel.cell(self.alpha, Setting(rate, left)) for left in momenta(scale)]
+            for rate in rates(scale)
+        ]
+
+    @cached_property
+    def relative(self) -> list[list[float | None]]:
+        """Accuracies relative to centralised training."""
+        dataset = self.panel.dataset
+        return [[relative(self.results, dataset, cell) for cell in row] for row in self.cells]
+
+    @property
+    def best(self) -> list[float | None]:
+        """The best relative accuracy of each learning rate."""
+        return [max((y for y in row if y is not None), default=None) for row in self.relative]
+
+    @property
+    def num_run(self) -> list[int]:
+        """The number of momenta at which each learning rate was run, diverged or not."""
+        return [sum(bool(self.results.runs[cell]) for cell in row) for row in self.cells]
 
 
 def blocks(results: Results) -> list[Block]:
     scale = results.scale
-    num_momenta = len(momenta(scale))
     shown: list[Block] = []
-    for dataset in datasets(scale):
-        for panel in panels(scale):
-            grids = {a: _grid(results, dataset, panel, a) for a in _alphas(scale, dataset)}
-            found = {a: grid for a, grid in grids.items() if any(map(any, grid))}
-            where = f"{dataset}, K = {panel.goal}, E = {panel.epochs}"
-            cells = {
-                alpha: [
-                    [_name(dataset, panel, alpha, rate, left) for left in momenta(scale)]
-                    for rate in rates(scale)
-                ]
-                for alpha in found
-            }
-            if len(found) > 1:
-                shown += _over_alphas(results, cells, found, where)
-            for alpha, grid in found.items():
-                if len(found) > 1 and min(_num_run(results, cells[alpha])) < min(2, num_momenta):
-                    continue  # hardly a grid: its runs are shown with those of the other α
-                shown += [
-                    Contours(
-                        title=f"{where}, α = {alpha:g}",
-                        caption="Relative accuracy over the grid of effective learning rate and "
-                        "momentum, after the last round."
-                        f"{_star(results, cells[alpha])}"
-                        f"{_left_out(results, dataset, panel, alpha)}",
-                        x=momenta(scale),
-                        y=rates(scale),
-                        z=grid,
-                        x_label="1 − β",
-                        y_label="η_eff",
-                        z_label="relative accuracy",
-                        log_x=True,
-                        log_y=True,
-                        percent=True,
-                    ),
-                    _table(
-                        results, cells[alpha], grid, title=f"{where}, α = {alpha:g}: accuracy, %"
-                    ),
-                ]
+    for panel in panels(scale):
+        where = f"{panel.dataset}, K = {panel.goal}, E = {panel.epochs}"
+        every = {alpha: Grid(results, panel, alpha) for alpha in panel.alphas(scale)}
+        grids = {alpha: one for alpha, one in every.items() if any(map(any, one.relative))}
+        if len(grids) > 1:
+            shown += _over_alphas(results, grids, where)
+        for alpha, one in grids.items():
+            # What is hardly a grid is shown with the other α.
+            if len(grids) == 1 or min(one.num_run) >= min(2, len(momenta(scale))):
+                shown += _of_alpha(results, one, f"{where}, α = {alpha:g}")
+    return [*shown, note(__name__, "The grid")]
+
+
+def _of_alpha(results: Results, grid: Grid, where: str) -> list[Block]:
+    """A grid as contours and as a table, which also has the best over momenta."""
+    scale = results.scale
+    cells = [cell for row in grid.cells for cell in row]
+    found = [y for row in grid.relative for y in row]
+    swing = 100 * results.swing(cells[found.index(max(y for y in found if y is not None))])
+    ended, rows = [], []
+    for rate, names, of_rate, best in zip(
+        rates(scale), grid.cells, grid.relative, grid.best, strict=True
+    ):
+        lefts = [
+            f"{left:.2g}"
+            for left, cell in zip(momenta(scale), names, strict=True)
+            if results.diverged(cell) is not None
+        ]
+        ended += [f"η_eff {rate:.2g} with 1 − β {', '.join(lefts)}"] if lefts else []
+        ends = [at_the_end(results, cell) for cell in names]
+        over_momenta = (NONE, NONE) if best is None else (ends[of_rate.index(best)], f"{best:.1%}")
+        rows.append([f"{rate:.2g}", *ends, *over_momenta])
     return [
-        *shown,
-        Text(
-            title="The grid",
-            paragraphs=(
-                "The paper's grid is 7 effective learning rates, 0.001 to 1, times 6 momenta, 1 − "
-                "β from 0.0032 to 1, for each of 8 concentrations and 4 pairs of K and E: 1,344 "
-                "runs a data set. A run that diverged has no point, however good it was before.",
-                "The four rows are ours. The text says that there are several report goals K out "
-                "of 100 clients and that the last two rows compare local epochs; it does not print "
-                "the K and E of any row. We take K = 20, 10 and 5 with one local epoch, and 5 with "
-                "five.",
+        Contours(
+            title=where,
+            caption="Relative accuracy over the grid of effective learning rate and momentum, "
+            "after the last round. The star is the best single last evaluation, and evaluations "
+            "swing: those of the last quarter of its run have a standard deviation of "
+            f"{swing:.1f} points. So it need not be the best setting."
+            + (f" Runs that diverged have no point: {'; '.join(ended)}." if ended else ""),
+            x=momenta(scale),
+            y=rates(scale),
+            z=grid.relative,
+            x_label="1 − β",
+            y_label="η_eff",
+            z_label="relative accuracy",
+            log_x=True,
+            log_y=True,
+            percent=True,
+        ),
+        Table(
+            title=f"{where}: accuracy, %",
+            caption="Test accuracy after the last round. The paper's figure has the best over all "
+            "momenta at each α, relative to centralised training: the last column is its column of "
+            "this α.",
+            header=(
+                "η_eff",
+                *(f"1 − β = {left:.2g}" for left in momenta(scale)),
+                *("best over momenta", "relative"),
             ),
+            rows=rows,
         ),
     ]
 
 
-def _grid(results: Results, dataset: str, panel: Panel, alpha: float) -> list[list[float | None]]:
-    """Relative accuracies, one row per effective learning rate."""
-    whole = results.final(f"{dataset}, centralised")
-    grid = []
-    for rate in rates(results.scale):
-        row = []
-        for left in momenta(results.scale):
-            found = lasting(results, _name(dataset, panel, alpha, rate, left))
-            row.append(found.mean / whole.mean if found and whole and whole.mean else None)
-        grid.append(row)
-    return grid
-
-
-Cells = list[list[str]]
-"""The names of the cells of one α, one row per effective learning rate."""
-
-
-def _num_run(results: Results, cells: Cells) -> list[int]:
-    """The number of momenta at which each effective learning rate was run, diverged or not."""
-    return [sum(bool(results.runs[cell]) for cell in row) for row in cells]
-
-
-def _over_alphas(
-    results: Results,
-    cells: dict[float, Cells],
-    grids: dict[float, list[list[float | None]]],
-    where: str,
-) -> list[Block]:
+def _over_alphas(results: Results, grids: Mapping[float, Grid], where: str) -> list[Block]:
     """A panel of the paper's figure, a table of its accuracies, and one of what it is made of."""
     scale = results.scale
     every, fewer = len(momenta(scale)), []
-    for alpha, names in cells.items():
-        least, most = min(run := _num_run(results, names)), max(run)
+    for alpha, one in grids.items():
+        least, most = min(one.num_run), max(one.num_run)
         if least < every:
             fewer.append(f"α {alpha:g} with {least}" + (f" to {most}" if most > least else ""))
     tried = f" Not run with all {every} momenta: {', '.join(fewer)}." if fewer else ""
-    rows = []
-    for number, rate in enumerate(rates(scale)):
-        row = [f"{rate:.2g}"]
-        for alpha, grid in grids.items():
-            best, of_rate = _best(grid[number]), cells[alpha][number]
-            run = [place for place, cell in enumerate(of_rate) if results.runs[cell]]
-            # If all runs of a rate diverged, the first of them says when.
-            place = run[0] if run and best is None else grid[number].index(best) if run else None
-            row.append(
-                NONE
-                if place is None
-                else f"{at_the_end(results, of_rate[place])} at {momenta(scale)[place]:.2g}"
-            )
-        rows.append(row)
+
+    def best(one: Grid, number: int) -> str:
+        """The best accuracy of a learning rate; if all of its runs diverged, when the first did."""
+        value, cells = one.best[number], one.cells[number]
+        run = [place for place, cell in enumerate(cells) if results.runs[cell]]
+        if not run:
+            return NONE
+        place = run[0] if value is None else one.relative[number].index(value)
+        return f"{at_the_end(results, cells[place])} at {momenta(scale)[place]:.2g}"
+
     return [
         Contours(
             title=f"{where}: best over momenta",
@@ -199,8 +197,8 @@ def _over_alphas(
             f"to the right.{tried}",
             x=list(range(1, len(grids) + 1)),
             y=rates(scale),
-            z=[[_best(grids[a][i]) for a in grids] for i in range(len(rates(scale)))],
-            x_names=[f"{a:g}" for a in grids],
+            z=[list(row) for row in zip(*(one.best for one in grids.values()), strict=True)],
+            x_names=[f"{alpha:g}" for alpha in grids],
             x_label="α",
             y_label="η_eff",
             z_label="relative accuracy",
@@ -211,83 +209,28 @@ def _over_alphas(
             title=f"{where}: best accuracy over momenta, %",
             caption="Test accuracy after the last round, at the 1 − β that it was reached with."
             f"{tried}",
-            header=("η_eff", *(f"α = {a:g}" for a in grids)),
-            rows=rows,
+            header=("η_eff", *(f"α = {alpha:g}" for alpha in grids)),
+            rows=[
+                [f"{rate:.2g}", *(best(one, number) for one in grids.values())]
+                for number, rate in enumerate(rates(scale))
+            ],
         ),
-        *([_settings(results, cells, where)] if fewer else []),
+        *([_settings(results, grids, where)] if fewer else []),
     ]
 
 
-def _settings(results: Results, cells: dict[float, Cells], where: str) -> Table:
+def _settings(results: Results, grids: Mapping[float, Grid], where: str) -> Table:
     """The accuracies of the settings that were run at several α."""
-    scale = results.scale
     rows = []
-    for number, rate in enumerate(rates(scale)):
-        for place, left in enumerate(momenta(scale)):
-            of_setting = [names[number][place] for names in cells.values()]
-            if sum(bool(results.runs[cell]) for cell in of_setting) > 1:
-                ends = [at_the_end(results, cell) for cell in of_setting]
-                rows.append([f"{rate:.2g}", f"{left:.2g}", *ends])
+    for setting in grid(results.scale):
+        cells = [one.panel.cell(alpha, setting) for alpha, one in grids.items()]
+        if sum(bool(results.runs[cell]) for cell in cells) > 1:
+            ends = [at_the_end(results, cell) for cell in cells]
+            rows.append([f"{setting.rate:.2g}", f"{setting.left:.2g}", *ends])
     return Table(
         title=f"{where}: accuracy of each setting, %",
         caption="Test accuracy after the last round, for the settings that were run at two α or "
         "more: what one setting gives as clients become less alike.",
-        header=("η_eff", "1 − β", *(f"α = {a:g}" for a in cells)),
+        header=("η_eff", "1 − β", *(f"α = {alpha:g}" for alpha in grids)),
         rows=rows,
     )
-
-
-def _star(results: Results, cells: Cells) -> str:
-    """Sentences that explain the star in a grid of cells."""
-    ends = {cell: end.mean for row in cells for cell in row if (end := lasting(results, cell))}
-    swing = 100 * results.swing(max(ends, key=ends.__getitem__))
-    return (
-        " The star is the best single last evaluation, and evaluations swing: those of the last "
-        f"quarter of its run have a standard deviation of {swing:.1f} points. So it need not be "
-        "the best setting."
-    )
-
-
-def _table(results: Results, cells: Cells, grid: list[list[float | None]], *, title: str) -> Table:
-    """The accuracies of a grid and, as in the paper's figure, the best over momenta."""
-    rows = []
-    for rate, of_rate, relative in zip(rates(results.scale), cells, grid, strict=True):
-        best = _best(relative)
-        ends = [at_the_end(results, cell) for cell in of_rate]
-        rows.append(
-            [
-                f"{rate:.2g}",
-                *ends,
-                *((NONE, NONE) if best is None else (ends[relative.index(best)], f"{best:.1%}")),
-            ]
-        )
-    return Table(
-        title=title,
-        caption="Test accuracy after the last round. The paper's figure has the best over all "
-        "momenta at each α, relative to centralised training: the last column is its column of "
-        "this α.",
-        header=(
-            "η_eff",
-            *(f"1 − β = {left:.2g}" for left in momenta(results.scale)),
-            *("best over momenta", "relative"),
-        ),
-        rows=rows,
-    )
-
-
-def _left_out(results: Results, dataset: str, panel: Panel, alpha: float) -> str:
-    """A sentence about where runs diverged."""
-    where = []
-    for rate in rates(results.scale):
-        lefts = [
-            f"{left:.2g}"
-            for left in momenta(results.scale)
-            if results.diverged(_name(dataset, panel, alpha, rate, left)) is not None
-        ]
-        if lefts:
-            where.append(f"η_eff {rate:.2g} with 1 − β {', '.join(lefts)}")
-    return f" Runs that diverged have no point: {'; '.join(where)}." if where else ""
-
-
-def _best(row: list[float | None]) -> float | None:
-    return max((value for value in row if value is not None), default=None)

@@ -222,7 +222,7 @@ def experiment(
         dataset=clients.dataset,
         model=clients.model,
         rounds=last,
-        engine="sequential" if scale.name == "smoke" else "auto",
+        engine=scale.engine,
         normalise=clients.normalise,
         augment=clients.augment,
         weights=clients.weights,
