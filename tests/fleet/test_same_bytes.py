@@ -10,7 +10,7 @@ from fedlens.fleet.policy import FILE
 from fedlens.fleet.terms import for_fleet
 from fedlens.storage.run_files import read_records
 from tests.fleet import normed
-from tests.fleet.sites import TESTED, make_sites, model_bytes, run_nearby, write_experiment
+from tests.fleet.sites import TESTED, Nearby, make_sites, model_bytes, run_nearby, write_experiment
 
 OPTIONS = {  # where the defaults are for more clients or larger ones
     "fedvc": ", size = 16",
@@ -42,13 +42,24 @@ def test_a_fleet_ends_with_the_bytes_of_the_simulation(paper, tmp_path):
     sites = make_sites(path, tmp_path / "sites")
     for site in sites:
         (site.home / FILE).write_text(TESTED)
-    run_nearby(path, tmp_path / "fleet", sites)
+    nearby: list[Nearby] = []
+    run_nearby(path, tmp_path / "fleet", sites, nearby=nearby)
     fl.run(for_fleet(fl.Experiment.read(path)), tmp_path / "here")
     assert model_bytes(tmp_path / "fleet") == model_bytes(tmp_path / "here")
     fleet, here = (read_records(tmp_path / name) for name in ("fleet", "here"))
     for one, other in zip(fleet, here, strict=True):
         for name in ("train_loss", "clients", "test_accuracy", "examples", "batches", "bytes_up"):
             assert one[name] == other[name], name
+    sent = [
+        tensor
+        for one in nearby
+        for _, what, reply in one.replies
+        for name, tensor in reply.tensors.items()
+        if what == "train" and name.split("/")[1] in ("update", "counters", "extra")
+    ]
+    counted = sum(record["bytes_up"] for record in fleet)
+    # A number alone, such as q-FedAvg's h, may take 8 bytes.
+    assert abs(sum(t.nbytes for t in sent) - counted) <= 8 * sum(t.numel() == 1 for t in sent)
 
 
 @pytest.mark.parametrize(

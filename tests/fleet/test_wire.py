@@ -33,40 +33,10 @@ def test_no_bit_is_lost():
         assert bits(found[name]) == bits(tensor), name
 
 
-def test_an_update_takes_little_more_than_its_float32_would():
-    draw = torch.Generator().manual_seed(0)
-    before = torch.randn(10_000, generator=draw) * 0.05
-    after = before + torch.randn(10_000, generator=draw) * 1e-3
-    update = after.double() - before.double()
-    assert (update.float().double() != update).any()
-    content = to_wire({"update": update})
-    assert len(content) < 1.2 * 4 * 10_000
-    assert bits(from_wire(content)["update"]) == bits(update)
-
-
-SHORT = {
-    "0/x/short": torch.zeros(4),
-    "0/x/at": torch.tensor([1], dtype=torch.int32),
-    "0/x/long": torch.tensor([0.1], dtype=torch.float64),
-}
-WRONG = {
-    "a place before the first": {"0/x/at": torch.tensor([-1], dtype=torch.int32)},
-    "a place after the last": {"0/x/at": torch.tensor([4], dtype=torch.int32)},
-    "places that are no integers": {"0/x/at": torch.tensor([1.0])},
-    "more values than places": {"0/x/long": torch.zeros(2, dtype=torch.float64)},
-    "values in float32": {"0/x/long": torch.tensor([0.1])},
-    "twice the same": {"0/x/whole": torch.zeros(4)},
-    "integers": {"0/x/short": torch.zeros(4, dtype=torch.int64)},
-    "no place": {"x/whole": torch.zeros(4)},
-    "no kind": {"0/x": torch.zeros(4)},
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_parts_that_do_not_fit_are_refused(wrong):
-    assert from_wire(to_bytes(SHORT))["x"].tolist() == [0.0, 0.1, 0.0, 0.0]
-    with pytest.raises(ValueError, match=r"a tensor|invalid"):
-        from_wire(to_bytes(SHORT | WRONG[wrong]))
+@pytest.mark.parametrize("wrong", [{"x/a": torch.zeros(1)}, {"0/a": ODD, "00/b": ODD}])
+def test_names_without_a_place_of_their_own_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"place|invalid"):
+        from_wire(to_bytes(wrong))
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 40, to_wire(TENSORS)[:-1]])

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
+import torch
 from torch import Tensor
 
 from fedlens.algorithm.slots import ChannelStep, Decoded, Encoded
 from fedlens.config.own_code import place_of
 from fedlens.core import Cohort, Memory, Tree, keys
-from fedlens.network.layout import Layout
+from fedlens.network.layout import Layout, Role
 
 CHANNEL = keys.purpose("channel")
+NUMBERS, OWN_MODEL = "numbers", "model"
+"""Parts of a packed tensor: what is left of its numbers, or the client's own tensor."""
 
 
 def first_memory(channel: Sequence[ChannelStep], params: Tree) -> Memory:
@@ -58,6 +62,55 @@ def decode(
         update = decoded.update
         scalars |= decoded.scalars
     return Decoded(update, scalars)
+
+
+def packed(
+    channel: Sequence[ChannelStep], numbers: Tensor, role: Role, start: Tensor | None = None
+) -> Tree:
+    """What is sent of the numbers [n] of a client's tensor that went through the channel.
+
+    `start` is the server's tensor: a plain difference from it is sent as the client's own float32,
+    because a difference of float32 numbers may need float64.
+    """
+    if channel:
+        *before, step = channel
+        parts = step.pack(numbers, role)
+        if parts is None:
+            return packed(before, numbers, role, start)
+        own = {f"{len(before)}.{name}": t for name, t in parts.items() if name != NUMBERS}
+        return own | (packed(before, parts[NUMBERS], role) if NUMBERS in parts else {})
+    short = numbers.float()
+    if start is not None and not torch.equal(short.double(), numbers):
+        own_model = (start.double() + numbers).float()
+        if torch.equal(own_model.double() - start.double(), numbers):
+            return {OWN_MODEL: own_model}
+    return {NUMBERS: short if torch.equal(short.double(), numbers) else numbers}
+
+
+def unpacked(
+    channel: Sequence[ChannelStep], parts: Tree, count: int, start: Tensor | None = None
+) -> Tensor:
+    """The `count` numbers that `packed` was given; a ValueError for what it cannot have made."""
+    left = dict(parts)
+
+    def of(steps: Sequence[ChannelStep], start: Tensor | None, count: int) -> Tensor:
+        if steps:
+            *before, step = steps
+            prefix = f"{len(before)}."
+            own = {n.removeprefix(prefix): left.pop(n) for n in parts if n.startswith(prefix)}
+            if not own:
+                return of(before, start, count)
+            return step.unpack(own, count, partial(of, before, None))
+        part = OWN_MODEL if start is not None and OWN_MODEL in left else NUMBERS
+        sent = left.pop(part, None)
+        if sent is None or sent.shape != (count,) or not sent.is_floating_point():
+            raise ValueError(f"it lacks {count} numbers of a tensor")
+        return sent.double() if part == NUMBERS or start is None else sent.double() - start.double()
+
+    numbers = of(channel, start, count)
+    if left:
+        raise ValueError(f"a tensor has a part too many: {min(left)}")
+    return numbers
 
 
 def _encoded(

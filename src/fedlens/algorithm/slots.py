@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedlens.core import Batch, Cohort, Gathered, Local, Memory, Number, Plan, Tree, Upload, is_on
 from fedlens.core.federation import Federation, Holdings
-from fedlens.network.layout import Layout
+from fedlens.network.layout import Layout, Role
 
 
 @runtime_checkable
@@ -202,9 +202,25 @@ class ChannelStep(Protocol):
     def decode(self, combined: Tree, key: Tensor, cohort: Cohort) -> Decoded:
         return Decoded(combined)
 
-    def num_bits(self, numbers: int, bits: int) -> int:
-        """How many bits a tensor of this many numbers takes, if it took `bits` before this step."""
+    def num_bits(self, count: int, bits: int, role: Role) -> int:
+        """How many bits a tensor of `count` numbers takes, if it took `bits` before this step."""
         return bits
+
+    def pack(self, numbers: Tensor, role: Role) -> Tree | None:
+        """What is sent in place of the numbers [n] of a client's tensor; None: these themselves.
+
+        A part of the name "numbers" is packed further, by the steps before this one.
+        """
+        return None
+
+    def unpack(self, parts: Tree, count: int, numbers: Callable[[int], Tensor]) -> Tensor:
+        """The `count` numbers that `pack` was given, to the last bit.
+
+        Args:
+            parts: what `pack` returned, as a client says: a ValueError if it cannot be that.
+            numbers: gives the part "numbers", of which it is told the length.
+        """
+        raise ValueError("a tensor was packed by a step that does not pack")
 
 
 Over = Literal["cohort", "seen", "population"]

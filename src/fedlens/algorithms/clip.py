@@ -7,11 +7,12 @@ byte for byte. The record has `clipped_share`, the share of the clients whose up
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, at_least, paper
 from fedlens.algorithm.slots import ChannelStep, Encoded
-from fedlens.core import Memory, Number, Tree, per_row, squared_norm
+from fedlens.core import Memory, Number, Tree, squared_norm
 from fedlens.network.layout import Layout
 
 
@@ -22,8 +23,10 @@ class Clip(ChannelStep):
     def encode(self, update: Tree, memory: Memory, client_keys: Tensor, layout: Layout) -> Encoded:
         params = {n: u for n, u in update.items() if layout.entries[n].role != "buffer"}
         ratio = squared_norm(params).sqrt() / self.norm  # [C]
-        factor = 1 / ratio.clamp(min=1)
-        clipped = {name: u * per_row(factor, u) for name, u in params.items()}
+        clipped = {}
+        for name, u in params.items():
+            by = ratio.clamp(min=1).view(-1, *[1] * (u.ndim - 1))
+            clipped[name] = torch.where(by > 1, (u / by).float().to(u), u)  # as it is sent
         return Encoded(update | clipped, {"clipped_share": (ratio > 1).double()})
 
 

@@ -39,9 +39,11 @@ class SendFair:
         squares = [plain.update[name].flatten(1).square().sum(1) for name in local.params]
         norm = torch.stack(squares).sum(0) / local.lr**2
         h = self.q * loss ** (self.q - 1) * norm + weight / local.lr
-        update = {
-            name: plain.update[name] * per_row(weight / local.lr, plain.update[name])
-            for name in local.params
+        update = {  # in the precision in which it is sent
+            name: (plain.update[name] * per_row(weight / local.lr, plain.update[name]))
+            .to(p)
+            .double()
+            for name, p in local.params.items()
         }
         return replace(plain, update=plain.update | update, extra={"fair": {"h": h}})
 

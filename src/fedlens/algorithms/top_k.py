@@ -5,6 +5,7 @@ does not send it remembers and adds to its next update: what it sent in all roun
 remembers, is the sum of its updates. With share = 1 it is FedAvg.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
+from fedlens.algorithm.channel import NUMBERS
 from fedlens.algorithm.slots import ChannelStep, Encoded
 from fedlens.core import Memory, Tree
-from fedlens.network.layout import Layout
+from fedlens.network.layout import Layout, Role
 
 POSITION_BITS = 32
 
@@ -45,17 +47,39 @@ class TopK(ChannelStep):
         return Encoded(update | sent, memory={"error": left} if error else {})
 
     def largest(self, update: Tensor) -> Tensor:
-        """The k largest entries of each row [C, ...], and zeros elsewhere."""
+        """The k largest entries of each row [C, ...] in float32, and zeros elsewhere."""
         flat = update.flatten(1)
+        if not self.drops(flat.shape[1]):
+            return update
         places = flat.abs().topk(self.count(flat.shape[1]), 1).indices
-        sent = torch.zeros_like(flat).scatter_(1, places, flat.gather(1, places))
-        return sent.view(update.shape)
+        values = flat.gather(1, places).float().to(flat)
+        return torch.zeros_like(flat).scatter_(1, places, values).view(update.shape)
 
     def count(self, numbers: int) -> int:
         return ceil(self.share * numbers)
 
-    def num_bits(self, numbers: int, bits: int) -> int:
-        return self.count(numbers) * (POSITION_BITS + bits // max(numbers, 1))
+    def drops(self, numbers: int) -> bool:
+        return self.count(numbers) < numbers
+
+    def num_bits(self, count: int, bits: int, role: Role) -> int:
+        if role == "buffer" or not self.drops(count):
+            return bits
+        return self.count(count) * POSITION_BITS + ceil(bits * self.count(count) / max(count, 1))
+
+    def pack(self, numbers: Tensor, role: Role) -> Tree | None:
+        if role == "buffer" or not self.drops(len(numbers)):
+            return None
+        places = numbers.abs().topk(self.count(len(numbers))).indices.sort().values
+        return {"places": places.int(), NUMBERS: numbers[places]}
+
+    def unpack(self, parts: Tree, count: int, numbers: Callable[[int], Tensor]) -> Tensor:
+        places = parts["places"] if parts.keys() == {"places"} else None
+        if places is None or places.dtype != torch.int32 or places.shape != (self.count(count),):
+            raise ValueError("a tensor lacks its places")
+        if int(places.min()) < 0 or int(places.max()) >= count:
+            raise ValueError("a place lies outside of its tensor")
+        values = numbers(len(places))
+        return torch.zeros(count, dtype=values.dtype).scatter_(0, places.long(), values)
 
 
 @paper

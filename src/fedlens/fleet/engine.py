@@ -122,7 +122,8 @@ class Fleet(Engine):
             sent = norm_of([shared.params, shared.buffers], torch.zeros(1))
             rules = replace(rules, largest=LARGEST * max(float(sent.max()), 1.0))
         for client, arrived in self._ask("train", orders, model, goal, needed):
-            found = self._checked(arrived, [own_keys[row] for row in rows[client]], rules)
+            own = [own_keys[row] for row in rows[client]]
+            found = self._checked(arrived, own, rules, program, shared)
             if isinstance(found, dict):
                 self._answers |= found
             else:
@@ -178,7 +179,12 @@ class Fleet(Engine):
         self.sites.forget()
 
     def _checked(
-        self, arrived: Reply, own_keys: list[int], rules: Reporting
+        self,
+        arrived: Reply,
+        own_keys: list[int],
+        rules: Reporting,
+        program: ClientProgram,
+        shared: Shared,
     ) -> dict[int, Part] | Reply:
         """The parts that a site sent, by order key, or an `Reply` that says what is wrong."""
         facts, declared = arrived.facts, self._declared
@@ -191,7 +197,7 @@ class Fleet(Engine):
             return arrived._replace(failed="foreign", reason="it is another experiment's")
         if facts.get("keys") != own_keys:
             return arrived._replace(failed="stale", reason="it is of another order")
-        parts = {}
+        parts, asked = {}, 0
         for row, key in enumerate(own_keys):
             of_row = f"{row}/"
             tree = {
@@ -199,17 +205,19 @@ class Fleet(Engine):
                 for name, t in arrived.tensors.items()
                 if name.startswith(of_row)
             }
-            wrong = payload.mismatch(tree, declared)
-            if wrong is not None:
-                return arrived._replace(failed="malformed", reason=wrong)
+            asked += len(tree)
+            try:
+                tree = payload.unpacked(tree, shared, program, declared)
+            except ValueError as error:
+                return arrived._replace(failed="malformed", reason=str(error))
             norm = payload.norm(tree)
             why = rules.rejects(norm)
             if why is not None:
                 above = f", above {rules.largest:.3g}" if why == "huge" else ""
                 return arrived._replace(failed=why, reason=f"its norm is {norm:.3g}{above}")
             keep: Memory = {"counted": {"key": torch.tensor(key)}} if facts.get("kept") else {}
-            parts[key] = payload.received({name: tree[name] for name in declared}, keep)
-        if len(arrived.tensors) != len(own_keys) * len(declared):
+            parts[key] = payload.received(tree, keep)
+        if len(arrived.tensors) != asked:
             return arrived._replace(failed="malformed", reason="it has more than was asked for")
         return parts
 

@@ -9,7 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
+from fedlens.algorithm.channel import packed as packed_numbers
+from fedlens.algorithm.channel import unpacked as unpacked_numbers
 from fedlens.core import Cohort, Facts, Memory, Plan, Tree
 from fedlens.core.trees import bytes_of, map_tensors
 from fedlens.engines import Sequential
@@ -20,8 +23,6 @@ from fedlens.runs.checkpoint import from_bytes, to_bytes
 
 PARTS = ("update", "counters", "extra", "scalars", "channel_scalars")
 """The fields of a client's `Part` that it sends."""
-WHOLE, SHORT, AT, LONG = "whole", "short", "at", "long"
-"""The parts of a tensor in a message: all of it, or three."""
 
 
 def flat(value: Any, path: str = "") -> Tree:
@@ -61,6 +62,38 @@ def sent(part: Part) -> Tree:
     return flat({name: getattr(part, name) for name in PARTS})
 
 
+def packed(tree: Tree, shared: Shared, program: ClientProgram) -> Tree:
+    """What travels of `sent`: the client's update as its channel packs it."""
+    model, found = shared.params | shared.buffers, dict[str, Tensor]()
+    for path, tensor in tree.items():
+        kind, _, name = path.partition("/")
+        if kind == "update":
+            start, role = model[name].flatten(), program.layout.entries[name].role
+            parts = packed_numbers(program.algorithm.channel, tensor.flatten(), role, start)
+            found |= flat(parts, path)
+        else:
+            found[path] = tensor
+    return found
+
+
+def unpacked(tree: Tree, shared: Shared, program: ClientProgram, declared: Tree) -> Tree:
+    """The inverse of `packed`, of the form `declared`; a ValueError for any other tensors."""
+    model, left, found = shared.params | shared.buffers, dict(tree), dict[str, Tensor]()
+    for path, like in declared.items():
+        kind, _, name = path.partition("/")
+        if kind == "update":
+            prefix = f"{path}/"
+            parts = {n.removeprefix(prefix): left.pop(n) for n in tree if n.startswith(prefix)}
+            start, channel = model[name].flatten(), program.algorithm.channel
+            found[path] = unpacked_numbers(channel, parts, like.numel(), start).view(like.shape)
+        elif path in left:
+            found[path] = left.pop(path)
+    wrong = mismatch(found | left, declared)
+    if wrong is not None:
+        raise ValueError(wrong)
+    return {path: found[path] for path in declared}
+
+
 def received(tree: Tree, keep: Memory) -> Part:
     """The part of one client, from the tensors that it sent and the memory that it keeps."""
     fields = {name: {} for name in PARTS} | nested(tree)
@@ -79,7 +112,7 @@ def declared(program: ClientProgram, engine: Sequential, shared: Shared) -> Tree
     return sent(part)
 
 
-def work_alone(plan: Plan, keys: torch.Tensor, facts: Facts, memory: Memory) -> Work:
+def work_alone(plan: Plan, keys: Tensor, facts: Facts, memory: Memory) -> Work:
     """The work of clients that know nothing about the rest of the cohort."""
     count = len(keys)
     ones = torch.ones(count, dtype=torch.float64)
@@ -128,22 +161,13 @@ def norm(tree: Tree) -> float:
     return float(norm_of(trees, sum(others)[None]))
 
 
-def _form(tensor: torch.Tensor) -> str:
+def _form(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def to_wire(tensors: Tree) -> bytes:
-    """The bytes of a safetensors file.
-
-    An update is the difference of float32 numbers, in float64, which some differences need. Nearly
-    all differences fit into float32 and are sent so; those that do not fit are listed separately.
-    """
-    parts = {
-        f"{place}/{name}/{kind}": part
-        for place, (name, t) in enumerate(tensors.items())
-        for kind, part in _short(t.detach().cpu()).items()
-    }
-    return to_bytes(parts)
+    """The bytes of a safetensors file, which keeps no order: each name begins with its place."""
+    return to_bytes({f"{place}/{name}": t for place, (name, t) in enumerate(tensors.items())})
 
 
 def from_wire(content: bytes) -> Tree:
@@ -152,38 +176,7 @@ def from_wire(content: bytes) -> Tree:
         found = from_bytes(content, torch.device("cpu"))
     except SafetensorError as error:
         raise ValueError(f"it is not a file of tensors: {error}") from error
-    parts: dict[tuple[int, str], Tree] = {}
-    for path, tensor in found.items():
-        place, _, named = path.partition("/")
-        name, _, kind = named.rpartition("/")
-        parts.setdefault((int(place), name), {})[kind] = tensor
-    return {name: _restored(parts[place, name]) for place, name in sorted(parts)}
-
-
-def _short(tensor: torch.Tensor) -> Tree:
-    """The tensor in float32 if that is shorter, with the positions and values that do not fit."""
-    if tensor.dtype == torch.float64:
-        short, numbers = tensor.float(), tensor.flatten()
-        at = (short.double().flatten().view(torch.int64) != numbers.view(torch.int64)).nonzero()
-        at = at.flatten()
-        if 3 * len(at) < len(numbers):  # each takes 4 bytes for its position and 8 for its value
-            return {SHORT: short, AT: at.int(), LONG: numbers[at]}
-    return {WHOLE: tensor}
-
-
-def _restored(parts: Tree) -> torch.Tensor:
-    if parts.keys() == {WHOLE}:
-        return parts[WHOLE]
-    if parts.keys() != {SHORT, AT, LONG}:
-        raise ValueError("a tensor lacks a part")
-    short, at, long = parts[SHORT], parts[AT], parts[LONG]
-    forms = [(t.dtype, t.ndim) for t in (at, long)]
-    if short.dtype != torch.float32 or forms != [(torch.int32, 1), (torch.float64, 1)]:
-        raise ValueError("a part of a tensor has another form")
-    if len(at) != len(long) or (
-        len(at) and not 0 <= int(at.min()) <= int(at.max()) < short.numel()
-    ):
-        raise ValueError("a part of a tensor is out of place")
-    tensor = short.double()
-    tensor.view(-1)[at.long()] = long
-    return tensor
+    places = {int(path.partition("/")[0]): path for path in found}
+    if len(places) != len(found):
+        raise ValueError("two tensors have one place")
+    return {path.partition("/")[2]: found[path] for _, path in sorted(places.items())}

@@ -142,7 +142,8 @@ class Site:
             if part.keep[0]:
                 remembered.write(own_keys[row], part.keep[0])
                 kept = True
-            sent |= {f"{row}/{name}": t for name, t in tree.items()}
+            travels = payload.packed(tree, shared, program)
+            sent |= {f"{row}/{name}": t for name, t in travels.items()}
         return Reply({"keys": own_keys, "kept": kept}, sent)
 
     def _test(self, order: Mapping[str, Any], tensors: Tree) -> Reply:

@@ -22,7 +22,7 @@ from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.cohorts import Asked, BelowQuorum, Call, Gathering, Reports, ask, gathering
 from fedlens.rounds.engine import Engine, Unreported
 from fedlens.rounds.reports import Clock, Reporting
-from fedlens.rounds.traffic import num_bytes, sum_of_bytes
+from fedlens.rounds.traffic import num_bytes, sum_of_bytes, upload_bytes
 from fedlens.rounds.uploads import NORM, Uploads
 from fedlens.rounds.work import Part, Shared, Work, exact_model
 
@@ -348,10 +348,7 @@ def _move(
         batches=max(work.plan.steps.tolist(), default=0),
         examples=int(work.plan.counts.sum()),
         clients=cohort.clients.tolist(),
-        bytes_up=(
-            num_bytes(experiment.program.leaving(model), algorithm.channel)
-            + sum_of_bytes(uploads.extra)
-        )
+        bytes_up=(upload_bytes(experiment.program, model) + sum_of_bytes(uploads.extra))
         * reports.num_sent_up,
         bytes_down=(num_bytes(model) + sum_of_bytes(state.told)) * reports.num_sent_down,
         scalars=means,

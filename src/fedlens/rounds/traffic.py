@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedlens.algorithm.slots import ChannelStep
 from fedlens.core import Facts, Local, Memory, Tree
 from fedlens.core.trees import map_tensors
 from fedlens.rounds.client import ClientProgram
 
 
-def num_bytes(tree: Tree, channel: Sequence[ChannelStep] = ()) -> int:
-    """The bytes of a tree as it is sent; only the server uses float64, clients send float32."""
+def num_bytes(tree: Tree) -> int:
+    """The bytes of a tree as it is sent: only the server uses float64, others send float32."""
+    return sum(
+        t.numel() * min(t.element_size(), 4) if t.is_floating_point() else t.nbytes
+        for t in tree.values()
+    )
+
+
+def upload_bytes(program: ClientProgram, model: Tree) -> int:
+    """The bytes of a client's update, after the steps of the channel."""
     total = 0
-    for tensor in tree.values():
-        if not tensor.is_floating_point():
-            total += tensor.nbytes
-            continue
-        bits = 8 * tensor.numel() * min(tensor.element_size(), 4)
-        for step in channel:
-            bits = step.num_bits(tensor.numel(), bits)
+    for name, tensor in program.leaving(model).items():
+        bits = 8 * num_bytes({name: tensor})
+        for step in program.algorithm.channel if tensor.is_floating_point() else ():
+            bits = step.num_bits(tensor.numel(), bits, program.layout.entries[name].role)
         total += -(-bits // 8)
     return total
 
@@ -36,7 +39,7 @@ def traffic(program: ClientProgram, params: Tree, buffers: Tree, told: Memory) -
     """The bytes that a client sends in a round, and those that it receives."""
     model = params | buffers
     extra = _sent_besides(program, params, buffers, told)
-    up = num_bytes(program.leaving(model), program.algorithm.channel) + sum_of_bytes(extra)
+    up = upload_bytes(program, model) + sum_of_bytes(extra)
     return up, num_bytes(model) + sum_of_bytes(told)
 
 

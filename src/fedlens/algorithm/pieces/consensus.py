@@ -107,8 +107,9 @@ def change(
     )
 
 
-def _minus(z: Tensor, z_old: Tensor) -> Tensor:  # float64
-    return z.to(torch.float64, copy=True).sub_(z_old)
+def _minus(z: Tensor, z_old: Tensor) -> Tensor:
+    """The difference in the precision of z, in which it is sent; float64."""
+    return z.to(torch.float64, copy=True).sub_(z_old).to(z.dtype).double()
 
 
 @dataclass(frozen=True)
