@@ -88,7 +88,7 @@ def make_sites(path: Path, folder: Path, approved: bool = True) -> list[Site]:
         if experiment.clients.holdout:
             (home / FILE).write_text(TESTED)
         if approved:
-            site.approvals.approve(terms)
+            site.approvals.approve(site.offer(terms, client))
         sites.append(site)
     return sites
 

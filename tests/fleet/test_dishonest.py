@@ -72,7 +72,7 @@ def test_no_name_in_an_offer_is_imported_wherever_it_stands(form, tmp_path, evil
         terms = Terms(text)
         assert terms.own_code == [EVIL], place
         assert EVIL in "\n".join(terms.describe())
-        server.site.approvals.approve(terms)  # even then
+        server.site.approvals.approve(server.site.offer(terms, 0))  # even then
         assert "code of its own" in server.offered(text), place
     assert taken > (0 if isinstance(form, list) else 5)
     assert MODULE not in sys.modules
@@ -286,14 +286,39 @@ def test_no_more_models_are_tested_than_the_rounds_have(tmp_path):
 def test_a_site_stays_the_client_that_it_was(what, tmp_path):
     """Another client number would hold out, and so test, other examples."""
     server = Dishonest(tmp_path, TESTED, rounds=60, holdout=0.2)
-    size = server.size()
     model = model_to_test() if what == "test" else model_to_train(0)
-    assert not server.refused(what, model)
-    for client in range(1, 50):
-        assert "client" in server.refused(what, model, client=client, size=size)
-    assert "client" in server.refused("sizes", client=1)
+    for asked in (False, True):  # before the first answer, and after it
+        for client in range(1, 50):
+            assert "approved as client 0" in server.refused(what, model, client=client, size=20)
+            assert "approved as client 0" in server.refused("sizes", client=client)
+        assert asked or not server.refused(what, model)
     for wrong in (-1, None, "0", 2**70):
         assert "no client" in server.refused("sizes", client=wrong)
+
+
+def test_an_offer_that_changes_while_it_is_read_is_not_the_one_approved(tmp_path, monkeypatch):
+    server = Dishonest(tmp_path)
+    text = with_value(server.terms, ("experiment", "seed"), 7)
+    order: dict[str, Any] = {"terms": text, "experiment": Terms(text).hash}
+    assert "not approved" in server.refused("sizes", **order, client=1)
+
+    def read_slowly(*_: object, **__: object) -> bool:
+        assert "not approved" in server.refused("sizes", **order, client=2)
+        return True
+
+    monkeypatch.setattr("typer.confirm", read_slowly)
+    status, said, _ = approve(server)
+    assert (status, "client 1," in said) == (0, True)
+    assert not server.refused("sizes", **order, client=1)
+    assert "approved as client 1" in server.refused("sizes", **order, client=2)
+
+
+def test_the_examples_are_fixed_by_the_approval_before_any_answer(tmp_path):
+    server = Dishonest(tmp_path)
+    with np.load(server.site.data) as held:
+        np.savez(server.site.data, **{name: array[::-1] for name, array in held.items()})
+    for what in ("sizes", "train", "test"):
+        assert "when it was approved" in server.refused(what, model_to_train(0), size=1)
 
 
 def test_few_examples_are_not_tested(tmp_path):
@@ -310,8 +335,8 @@ def test_a_size_that_is_left_out_does_not_hide_that_the_examples_are_others(tmp_
     with np.load(server.site.data) as held:
         np.savez(server.site.data, **{name: array[::-1] for name, array in held.items()})
     for what in ("train", "sizes"):
-        assert "when the run began" in server.refused(what, model_to_train(0), size=size)
-    server.site.approvals.approve(server.terms)
+        assert "when it was approved" in server.refused(what, model_to_train(0), size=size)
+    assert approve(server)[0] == 0
     assert not server.refused("train", model_to_train(0)), "approved again, for another run"
 
 
@@ -328,6 +353,6 @@ def test_yes_without_digits_prints_the_command(tmp_path):
     server = Dishonest(tmp_path)
     server.offered(with_value(server.terms, ("experiment", "seed"), 7))
     error = approve(server, "--yes")[2]
-    wanted = server.site.approvals.offers()[0].hash[:12]
+    wanted = server.site.approvals.offers()[0].terms.hash[:12]
     assert f"`fedlens fleet approve {server.site.home} {wanted}`" in error
     assert approve(server, wanted, "--yes")[0] == 0

@@ -65,7 +65,7 @@ def test_a_dishonest_server_of_real_processes(tmp_path, monkeypatch):
     fleet = Federation(tmp_path / "fleet", path)
     (site,) = fleet.sites.values()
     approvals = Approvals(site.home)
-    approved = approvals.of(*approvals.approved()).terms
+    approved = approvals.of(*approvals.approved()).offer.terms
     offer = with_value(approved, ("experiment", "local", "anneal"), "os:abort")
     orders = [
         {"experiment": Terms(text).hash, "terms": text, "client": 0}

@@ -102,7 +102,7 @@ def test_what_the_policy_does_not_allow_is_not_approved(tmp_path):
     error = CliRunner().invoke(app_of(), words).exception
     assert isinstance(error, ValueError)
     assert "is not approved: its policy does not allow fedavg: see algorithms in its" in str(error)
-    assert site.approvals.offers() == [terms]
+    assert [offer.terms for offer in site.approvals.offers()] == [terms]
     (site.home / FILE).write_text('algorithms = ["fedavg"]\n')
     assert CliRunner().invoke(app_of(), words).exit_code == 0
     assert not site.approvals.offers()

@@ -84,7 +84,7 @@ def test_terms_of_another_version_are_refused(tmp_path, monkeypatch):
 def test_an_experiment_is_refused_until_it_is_approved(tmp_path):
     _, site, terms = one_site(tmp_path, approved=False)
     assert "not approved" in sizes(site, terms)["refused"]
-    assert [offer.hash for offer in site.approvals.offers()] == [terms.hash]
+    assert [offer.terms.hash for offer in site.approvals.offers()] == [terms.hash]
     site.approvals.approve(site.approvals.offers()[0])
     assert sizes(site, terms)["size"] > 0
     assert site.approvals.offers() == []
@@ -112,7 +112,7 @@ def test_code_of_its_own_is_refused_unless_the_policy_names_it(tmp_path, key, ow
     path, site, _ = one_site(tmp_path)
     experiment = for_fleet(Experiment.read(path, [f"{key}={own}"]))
     terms = Terms.of(experiment, load_dataset(experiment.dataset, None))
-    site.approvals.approve(terms)
+    site.approvals.approve(site.offer(terms, 0))
     assert "code of its own" in sizes(site, terms)["refused"]
     (site.home / FILE).write_text(f'own_code = ["{own}"]\n')
     assert sizes(site, terms)["size"] > 0
@@ -177,11 +177,14 @@ def test_images_in_class_folders_get_the_labels_of_the_experiment(tmp_path):
             pixels = np.full((8, 8, 3), number, np.uint8)
             Image.fromarray(pixels).save(tmp_path / "images" / name / f"{number}.png")
     own = Site(site.home, tmp_path / "images")
+    own.approvals.approve(own.offer(terms, 0))
     assert sizes(own, terms)["size"] == 6
     held = site_examples(tmp_path / "images", terms, site.home / "cache")
     assert sorted(held.labels.tolist()) == [1, 1, 1, 3, 3, 3]
     (tmp_path / "images" / "emu").mkdir()
     Image.fromarray(pixels).save(tmp_path / "images" / "emu" / "0.png")
+    assert "when it was approved" in sizes(own, terms)["refused"]
+    own.approvals.approve(own.offer(terms, 0))
     assert sizes(own, terms)["refused"] == OWN_MISTAKE  # what its classes are called stays here
     last = (site.home / LOG).read_text().splitlines()[-1]
     assert "'emu', which the experiment does not have" in answer_by(last)

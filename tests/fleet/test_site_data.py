@@ -57,7 +57,7 @@ def test_a_site_without_images_is_told_before_it_looks_for_a_server(make, said, 
 def test_decoded_images_are_kept_where_they_are_wanted_and_can_be_deleted(tmp_path, terms):
     photos, home = write(tmp_path / "photos", ("yak",)), tmp_path / "ann"
     site = Site(home, photos, keeps_decoded=False)
-    site.approvals.approve(terms)
+    site.approvals.approve(site.offer(terms, 0))
     order = {"experiment": terms.hash, "terms": terms.text, "client": 0}
     for where in (site, Site(home, photos)):
         assert not (home / CACHE).exists()
@@ -100,13 +100,13 @@ def test_a_site_does_not_go_on_with_other_examples(tmp_path):
     site = Site(tmp_path / "ann", photos)
     (site.home / FILE).parent.mkdir()
     (site.home / FILE).write_text(TESTED)
-    site.approvals.approve(terms)
+    site.approvals.approve(site.offer(terms, 0))
     order = {"experiment": terms.hash, "terms": terms.text, "client": 0}
     assert site.answer("sizes", order, {}).facts["size"] == 4
     shutil.copytree(photos, tmp_path / "copy")
     (photos / "cat" / "0.png").unlink()
     asked = {"experiment": terms.hash, "client": 0, "size": 4}
-    said = "its examples are not those that it had when the run began"
+    said = "its examples are not those that it had when it was approved"
     assert site.answer("test", asked, {}).facts["refused"].startswith(said)
     copied = Site(site.home, tmp_path / "copy")
     assert said not in copied.answer("test", asked, {}).facts["refused"]  # but no model was sent

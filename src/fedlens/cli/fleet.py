@@ -187,29 +187,29 @@ def approve_command(
     approvals = Approvals(home)
     found = approvals.offers()
     if digits is not None:
-        before = map(approvals.of, approvals.approved())
-        found = [
-            terms
-            for terms in (*found, *(one.terms for one in before))
-            if terms.hash.startswith(digits)
-        ]
+        before = (approvals.of(one).offer for one in approvals.approved())
+        new = {offer.text for offer in found}
+        found += [offer for offer in before if offer.text not in new]
+        found = [offer for offer in found if offer.terms.hash.startswith(digits)]
     if not found:
         what = f"{digits} was not offered" if digits else "nothing is left to approve"
         raise ValueError(f"{home}: {what}: join the server first")
     if yes and digits is None:
-        command = f"fedlens fleet approve {argument(home)} {found[0].hash[:12]}"
+        command = f"fedlens fleet approve {argument(home)} {found[0].terms.hash[:12]}"
         raise ValueError(f"--yes approves what was read: read it by `{command}`, then add --yes")
     refused = []
-    for terms in found:
+    for offer in found:
+        terms = offer.terms
         print("\n".join(terms.describe()))
         try:
             Policy.read(home).check(terms)
             print("\n".join(terms.effects()))
+            print(f"bound to:  client {offer.client}, and the examples there when it was offered")
         except (Refused, ValueError) as refusal:
             refused.append(f"{terms.hash[:12]} is not approved: {refusal}")
             continue
         if yes or typer.confirm("approve it?", err=True):
-            approvals.approve(terms)
+            approvals.approve(offer)
             approval = approvals.of(terms.hash)
             print(f"approved {terms.hash[:12]} by {approval.by} at {approval.at}")
     if refused:

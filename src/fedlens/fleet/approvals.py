@@ -28,36 +28,39 @@ Kind = Literal["updates", "models"]
 
 
 @dataclass(frozen=True)
-class Approval:
-    """An approved experiment. Approving it again replaces this, and so allows another run."""
+class Offer:
+    """An experiment, and as what this site would take part in it."""
 
     text: str  # the terms
-    by: str  # the name of a user
-    at: str
-    client: int | None = None  # which client of the experiment the site is
-    data: str | None = None  # the identity of its examples
-    updates: tuple[str, ...] = ()  # digests of all that they were computed from
-    models: tuple[str, ...] = ()  # digests of those that were tested
+    client: int  # which client of the experiment the site is
+    data: str  # the identity of its examples
 
     @cached_property
     def terms(self) -> Terms:
         return Terms(self.text)
 
-    def begun(self, client: int, data: str, anew: bool) -> Approval:
-        """The approval with these two fixed. Only before any update may a run begin anew."""
-        if self.client is None or (anew and not self.updates and not self.models):
-            return replace(self, client=client, data=data)
+    def check(self, client: int, data: str) -> None:
+        """Raise Refused if the site is asked as another client, or has other examples."""
         if client != self.client:
             raise Refused(
-                f"it is asked as client {client}, and was client {self.client} when the run began: "
-                f"{AGAIN}"
+                f"it is asked as client {client}, and was approved as client {self.client}: {AGAIN}"
             )
         if data != self.data:
             raise Refused(
-                "its examples are not those that it had when the run began: put them back as they "
-                f"were, or {AGAIN}"
+                "its examples are not those that it had when it was approved: put them back as "
+                f"they were, or {AGAIN}"
             )
-        return self
+
+
+@dataclass(frozen=True)
+class Approval:
+    """An approved offer. Approving it again replaces this, and so allows another run."""
+
+    offer: Offer
+    by: str  # the name of a user
+    at: str
+    updates: tuple[str, ...] = ()  # digests of all that they were computed from
+    models: tuple[str, ...] = ()  # digests of those that were tested
 
     def used(self, kind: Kind, digests: Iterable[str], most: int) -> Approval:
         """With these counted. Refused beyond `most`; a repeated one is free."""
@@ -74,17 +77,18 @@ class Approvals:
 
     home: Path
 
-    def offer(self, terms: Terms) -> None:
-        write_atomically(self.home / "offered" / f"{terms.hash}.json", terms.text.encode())
+    def offer(self, offer: Offer) -> None:
+        self._write(self.home / "offered", offer, offer)
         for path in self._offered()[MOST_OFFERS:]:
             path.unlink(missing_ok=True)
 
-    def offers(self) -> list[Terms]:
+    def offers(self) -> list[Offer]:
         """What was offered and is not approved yet, the newest first."""
         found = []
         for path in self._offered():
             try:
-                found.append(Terms(path.read_text()))
+                offer: Offer = check(json.loads(path.read_bytes()), Offer, str(path))
+                found += [offer] if offer.terms.hash == path.stem else []
             except ValueError as error:  # of another version of Fedlens, or damaged
                 logger.warning("%s is left out: %s", path, error)
         return found
@@ -92,11 +96,11 @@ class Approvals:
     def approved(self) -> list[str]:
         return [path.stem for path in self._folder.glob("*.json")]
 
-    def approve(self, terms: Terms) -> None:
+    def approve(self, offer: Offer) -> None:
         now = time.strftime("%Y-%m-%d %H:%M:%S %z")
         with one_writer(self._folder):
-            self._write(terms.hash, Approval(terms.text, getpass.getuser(), now))
-        (self.home / "offered" / f"{terms.hash}.json").unlink(missing_ok=True)
+            self._write(self._folder, offer, Approval(offer, getpass.getuser(), now))
+        (self.home / "offered" / f"{offer.terms.hash}.json").unlink(missing_ok=True)
 
     def of(self, wanted: str) -> Approval:
         """The approval of an experiment, by its hash; Refused if there is none."""
@@ -106,7 +110,7 @@ class Approvals:
             )
         path = self._folder / f"{wanted}.json"
         approval: Approval = check(json.loads(path.read_bytes()), Approval, str(path))
-        if approval.terms.hash != wanted:
+        if approval.offer.terms.hash != wanted:
             raise ValueError(f"{path} was changed: approve the experiment again")
         return approval
 
@@ -116,14 +120,15 @@ class Approvals:
             before = self.of(wanted)
             after = change(before)
             if after != before:
-                self._write(wanted, after)
+                self._write(self._folder, after.offer, after)
 
     @property
     def _folder(self) -> Path:
         return self.home / "approved"
 
-    def _write(self, wanted: str, approval: Approval) -> None:
-        write_atomically(self._folder / f"{wanted}.json", json.dumps(asdict(approval)).encode())
+    def _write(self, folder: Path, offer: Offer, what: Offer | Approval) -> None:
+        content = json.dumps(asdict(what)).encode()
+        write_atomically(folder / f"{offer.terms.hash}.json", content)
 
     def _offered(self) -> list[Path]:
         paths = (self.home / "offered").glob("*.json")

@@ -54,12 +54,13 @@ class Sites(Protocol):
 
 @dataclass
 class Fleet(Engine):
-    """The engine of a fleet. `names` and `sizes` are indexed by client number."""
+    """The engine of a fleet. `names`, `numbers` and `sizes` have a place for each client."""
 
     network: Network
     sites: Sites
     experiment: str  # its hash
     names: Sequence[str]
+    numbers: Sequence[int]  # by which sites were approved
     sizes: Sequence[int]
     rules: Reporting
     notify: Notify  # called with a line about each site that failed
@@ -102,7 +103,7 @@ class Fleet(Engine):
         orders = {
             client: {
                 "experiment": self.experiment,
-                "client": client,
+                "client": self.numbers[client],
                 "round": work.rounds[0],  # a site takes this round's values from the terms
                 "size": self.sizes[client],
                 "keys": [own_keys[row] for row in some],
@@ -226,7 +227,7 @@ class Fleet(Engine):
         orders = {
             client: {
                 "experiment": self.experiment,
-                "client": client,
+                "client": self.numbers[client],
                 "size": size,
                 "counted": counted(memory.get(client, {})),
             }

@@ -18,7 +18,7 @@ from fedlens.fleet.flower import Tail, end, start_supernode
 from fedlens.fleet.keys import check_name
 from fedlens.fleet.policy import DEFAULT, FILE, Policy
 from fedlens.fleet.site import LOG
-from fedlens.fleet.site_data import check_data
+from fedlens.fleet.site_data import identity
 from fedlens.storage.files import write_atomically
 from fedlens.storage.locks import one_writer
 from fedlens.storage.reading import argument
@@ -56,7 +56,7 @@ def join(
     ):
         if not (home / needed).is_file():
             raise ValueError(f"{home / needed} is missing: {remedy}")
-    check_data(data)
+    identity(data)  # or a ValueError
     check_device(device)
     if not (home / FILE).is_file():
         write_atomically(home / FILE, DEFAULT.encode())

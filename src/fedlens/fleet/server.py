@@ -45,9 +45,14 @@ ASK_AGAIN = 5.0  # seconds until a site that refused is asked again: it may have
 
 @dataclass(frozen=True)
 class Held:
-    """What a site holds, as it reported it."""
+    """What a site holds, as it reported it.
+
+    `number` is its place among all sites with a key, whether they came or not: what it holds out
+    depends on it, and it was approved for this number.
+    """
 
     name: str
+    number: int
     size: int
     held_out: int
     label_counts: list[int] | None = None
@@ -74,8 +79,7 @@ def hear(
             absent = ", ".join(name for name in names if name not in there)
             if at_least is not None and len(there) >= at_least:
                 notify(f"without {absent}")
-                # Client numbers change, and what a client holds out depends on them.
-                return hear(connect, there, terms, notify, wait)
+                return [found[client] for client in sorted(found)]
             raise ValueError(
                 f"after {wait:g} s these sites are missing: {absent}; start them, let them "
                 "approve the experiment, or set --at-least"
@@ -91,7 +95,7 @@ def hear(
             asked |= dict.fromkeys(due, float("inf"))
         for client, arrived in sites.arrived():
             asked[client] = time.monotonic()
-            held = _held(names[client], arrived.facts, terms)
+            held = _held(names[client], client, arrived.facts, terms)
             if held is not None:
                 found[client] = held
                 notify(f"{names[client]}: {held.size:,} examples")
@@ -105,18 +109,18 @@ def hear(
         time.sleep(0.2)
 
 
-def _held(name: str, facts: Any, terms: Terms) -> Held | None:
+def _held(name: str, number: int, facts: Any, terms: Terms) -> Held | None:
     """What a site reported, or None if that is not valid."""
     size, apart, counts = (facts.get(key) for key in ("size", "held_out", "label_counts"))
     fit = all(type(number) is int and 0 <= number <= MOST_EXAMPLES for number in (size, apart))
     if not fit or not size:
         return None
     if "label_counts" not in terms.algorithm.discloses:
-        return Held(name, size, apart)
+        return Held(name, number, size, apart)
     fits = isinstance(counts, list) and len(counts) == len(terms.classes)
     if not fits or not all(type(n) is int and n >= 0 for n in counts) or sum(counts) != size:
         return None
-    return Held(name, size, apart, counts)
+    return Held(name, number, size, apart, counts)
 
 
 def make_setup(
@@ -140,6 +144,7 @@ def make_setup(
         sites,
         terms.hash,
         [one.name for one in held],
+        [one.number for one in held],
         [one.size for one in held],
         experiment.reporting or Reporting(),
         notify,

@@ -23,7 +23,7 @@ from fedlens.core.federation import Examples, Holdings
 from fedlens.core.trees import in_order, map_tensors, moved
 from fedlens.engines import Sequential, Stacked
 from fedlens.fleet import payload
-from fedlens.fleet.approvals import Approvals, Kind
+from fedlens.fleet.approvals import Approvals, Kind, Offer
 from fedlens.fleet.payload import Reply
 from fedlens.fleet.policy import Policy, Refused
 from fedlens.fleet.site_data import identity, site_examples
@@ -59,6 +59,10 @@ class Site:
     def approvals(self) -> Approvals:
         return Approvals(self.home)
 
+    def offer(self, terms: Terms, client: int) -> Offer:
+        """What is to be approved: the experiment by this site, with the examples that it has."""
+        return Offer(terms.text, client, identity(self.data))
+
     def answer(self, what: str, order: Mapping[str, Any], tensors: Tree) -> Reply:
         """The reply to an order; the reply to a refused order says why."""
         begun = time.monotonic()
@@ -86,8 +90,9 @@ class Site:
             raise Refused(shortened(f"its terms cannot be taken: {error}")) from error
         if terms.hash != order.get("experiment"):
             raise Refused("the terms are not those of the hash")
-        if terms.hash not in self.approvals.approved():
-            self.approvals.offer(terms)
+        offer, approvals = self.offer(terms, _client(order)), self.approvals
+        if terms.hash not in approvals.approved() or approvals.of(terms.hash).offer != offer:
+            approvals.offer(offer)
         task = self._task(order, begins=True)
         facts: dict[str, Any] = {
             "size": int(task.holdings.sizes.sum()),
@@ -166,20 +171,16 @@ class Site:
     def _task(self, order: Mapping[str, Any], begins: bool = False) -> Task:
         """The experiment of an order, if it is approved here and the site's policy allows it.
 
-        From its first update on, the site is the same client with the same examples.
+        The site is the client, and has the examples, with which it was approved.
         """
-        terms = self.approvals.of(str(order.get("experiment"))).terms
-        policy = Policy.read(self.home)
+        approved, client = self.approvals.of(str(order.get("experiment"))).offer, _client(order)
+        terms, policy = approved.terms, Policy.read(self.home)
         policy.check(terms)
-        client: Any = order.get("client")
-        if not _is_whole(client) or client < 0:
-            raise Refused("its order names no client")
+        approved.check(client, identity(self.data))
         cache = self.home / CACHE if self.keeps_decoded else None
         task = Task(terms, site_examples(self.data, terms, cache), client, self.device)
         if task.tested is not None:
             policy.check_held_out(len(task.tested.index))
-        data = identity(self.data)
-        self.approvals.change(terms.hash, lambda one: one.begun(client, data, begins))
         if not begins and order.get("size") != int(task.holdings.sizes.sum()):
             raise Refused("the server counts on another number of its examples: begin another run")
         return task
@@ -327,6 +328,13 @@ class Task:
         wrong = payload.mismatch(given, like)
         if wrong is not None:
             raise Refused(f"the model that was sent is of another form: {wrong}")
+
+
+def _client(order: Mapping[str, Any]) -> int:
+    client: Any = order.get("client")
+    if not _is_whole(client) or client < 0:
+        raise Refused("its order names no client")
+    return int(client)
 
 
 def _is_whole(value: Any) -> bool:

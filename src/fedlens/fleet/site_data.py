@@ -22,18 +22,9 @@ from fedlens.data.folders import listed_by_class
 from fedlens.data.layouts import images
 from fedlens.data.pictures import decode, refuse
 from fedlens.fleet.terms import Terms
+from fedlens.storage.reading import reading
 
 IMAGES, LABELS = "images.npy", "labels.npy"
-
-
-def check_data(data: Path) -> None:
-    """Raise ValueError if `data` cannot hold examples. No image is opened."""
-    if not data.exists():
-        raise ValueError(f"{data} does not exist: set --data to the site's examples")
-    if data.is_dir():
-        listed_by_class(data)
-    elif not is_zipfile(data):
-        raise ValueError(f"{data} is not a folder or .npz file: set --data to the site's examples")
 
 
 def site_examples(data: Path, terms: Terms, cache: Path | None) -> Examples:
@@ -67,13 +58,17 @@ def site_examples(data: Path, terms: Terms, cache: Path | None) -> Examples:
 def identity(data: Path) -> str:
     """A hash of names and sizes (a folder) or checksums (.npz), the same for a copy of the data.
 
-    No image is opened.
+    No image is opened. Raise ValueError if `data` cannot hold examples.
     """
+    if not data.exists():
+        raise ValueError(f"{data} does not exist: set --data to the site's examples")
     if data.is_dir():
         listed, _ = listed_by_class(data)
         content = [[name, (listed.base / name).stat().st_size] for name in listed.names]
+    elif not is_zipfile(data):
+        raise ValueError(f"{data} is not a folder or .npz file: set --data to the site's examples")
     else:
-        with ZipFile(data) as file:
+        with reading(data), ZipFile(data) as file:
             content = [[entry.filename, entry.CRC] for entry in file.infolist()]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
@@ -122,8 +117,6 @@ def _read(data: Path, terms: Terms) -> tuple[Pixels, Column]:
 
 def _fingerprint(data: Path, terms: Terms) -> str:
     """A hash of the files' names, sizes and times, and of the terms' classes and image shape."""
-    if not data.exists():
-        raise ValueError(f"{data} does not exist: set --data to the site's examples")
     files = images(data) if data.is_dir() else [data]
     listed = [
         (str(file), stat.st_size, stat.st_mtime_ns)

@@ -43,7 +43,7 @@ def make_homes(
         write_site(home / "data.npz", train.take(holdings.members(client)), dataset.classes)
         write_atomically(home / FILE, b"label_counts = true\nleast_held_out = 1\n")
         site = Site(home, home / "data.npz")
-        site.approvals.approve(terms)
+        site.approvals.approve(site.offer(terms, client))
         made.append(site)
     return made
 
