@@ -9,6 +9,7 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 import warnings
 import zipfile
 from pathlib import Path
@@ -172,9 +173,18 @@ def test_a_key_that_is_given_twice_is_named(tmp_path, name, text, key):
 
 
 def test_a_pipe_in_place_of_an_experiment_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "pipe.toml")
-    with pytest.raises(ValueError, match="pipe"):
-        read_tables(tmp_path / "pipe.toml")
+    pipe = tmp_path / "pipe.toml"
+    os.mkfifo(pipe)
+    # Whoever opens the pipe gets an experiment, so that this test ends also where it is opened.
+    writing = threading.Thread(target=pipe.write_text, args=["rounds = 1"])
+    writing.start()
+    try:
+        with pytest.raises(ValueError, match="pipe"):
+            read_tables(pipe)
+    finally:
+        handle = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # lets a writer go on that still waits
+        writing.join()
+        os.close(handle)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit address space")

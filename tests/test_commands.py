@@ -6,6 +6,8 @@ sentence, and files for containers and for CI.
 
 import re
 import shlex
+import shutil
+import subprocess
 
 import pytest
 
@@ -74,3 +76,13 @@ def test_containers_run_the_command_that_the_image_has():
     for service in yaml.safe_load(compose)["services"].values():
         assert service["image"] == "fedlens"
         assert not service["command"].startswith("fedlens")
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_clean_deletes_what_can_be_made_again_and_no_runs(tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("runs/a", "hospitals", ".venv/bin", "build", ".pytest_cache"):
+        (tmp_path / name).mkdir(parents=True)
+    subprocess.run(["make", "clean"], cwd=tmp_path, check=True, capture_output=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"Makefile", "runs", "hospitals"}
+    assert (tmp_path / "runs" / "a").is_dir()

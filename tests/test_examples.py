@@ -72,3 +72,10 @@ PUBLISHED = {
 
 def test_every_published_setting_has_its_file():
     assert PUBLISHED.keys() <= {path.stem for path in FILES}
+
+
+@pytest.mark.slow
+def test_the_quickstart_learns_from_its_first_rounds():
+    """At 10%, which is chance, a first run looks broken."""
+    short = fl.Experiment.read(FOLDER / "quickstart.toml", ["engine=sequential", "rounds=4"])
+    assert fl.run(short).final["test_accuracy"] > 0.2

@@ -60,6 +60,25 @@ def test_a_run_shows_progress_and_where_the_result_is(fedlens):
     assert list(Path("page/figures").glob("*.png"))
 
 
+def test_the_number_of_rounds_is_an_option_of_a_run(fedlens):
+    assert fedlens("run", "a.toml", "--rounds", 1, "--out", "run", "-q").status == 0
+    assert len(Path("run/rounds.jsonl").read_text().splitlines()) == 1
+    assert "rounds = 1\n" in Path("run/experiment.toml").read_text()
+
+
+def test_a_run_ends_with_what_its_accuracy_hides(fedlens):
+    fedlens("run", "a.toml", "--out", "run", "-q")
+    about = json.loads(Path("run/evaluation.json").read_text())
+    about["confusion"] = [[100 * (i == k) for k in range(11)] for i in range(10)]
+    about["confusion"][3] = [100, *[0] * 10]
+    Path("run/evaluation.json").write_text(json.dumps(about))
+    weak = "It is weak at Dress (recall 0.0%"
+    ended = fedlens("resume", "run", "-q")  # nothing is run again
+    assert weak in " ".join(ended.out.split())
+    ended = fedlens("resume", "run", "--json", "-q")
+    assert weak in " ".join(ended.err.split())
+
+
 def test_json_is_all_there_is_on_standard_output(fedlens):
     status, out, err = fedlens("run", "a.toml", "--json", "--out", "run")
     assert status == 0

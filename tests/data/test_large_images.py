@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from fedlens.data import DATASETS, Source
+from fedlens.data import DATASETS, Source, pictures
 from fedlens.data.pictures import Budget
 
 
@@ -66,21 +66,32 @@ def test_the_limit_on_pixels_is_a_key_and_an_option(tmp_path):
     assert "megapixels = 1.5" in (tmp_path / "photos.toml").read_text()
 
 
+def waits(thread: threading.Thread) -> bool:
+    """Whether a thread that was started waits: one that does not is over long before."""
+    thread.join(0.5)
+    return thread.is_alive()
+
+
 def test_threads_take_no_more_together_than_their_budget():
-    budget, most, taken, lock = Budget(10), 0, 0, threading.Lock()
+    budget = Budget(10)
 
     def take(part: int) -> None:
-        nonlocal most, taken
         with budget.taking(part):
-            with lock:
-                taken += min(part, 10)
-                most = max(most, taken)
-            with lock:
-                taken -= min(part, 10)
+            pass
 
-    threads = [threading.Thread(target=take, args=[part]) for part in [3, 7, 4, 12, 6, 10, 5] * 20]
-    for thread in threads:
-        thread.start()
+    threads = [threading.Thread(target=take, args=[part]) for part in (3, 4, 12)]
+    with budget.taking(7):
+        for thread in threads:
+            thread.start()
+        assert [waits(thread) for thread in threads] == [False, True, True]
     for thread in threads:
         thread.join()
-    assert 0 < most <= 10
+
+
+def test_images_are_decoded_within_the_budget_of_all_threads(tmp_path):
+    file = photos(tmp_path / "photos", 20, 10) / "cat" / "large.png"
+    reading = threading.Thread(target=pictures.read, args=[file, 3])
+    with pictures._pixels.taking(pictures.MEGAPIXELS * 1e6 - 100):  # half of what it needs is left
+        reading.start()
+        assert waits(reading)
+    reading.join()

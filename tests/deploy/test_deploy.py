@@ -68,18 +68,24 @@ def test_predict_names_classes_with_probabilities(trained, here, fedlens):
     assert sum(each["probability"] for each in answer["classes"]) == pytest.approx(1)
 
 
-def test_who_uses_a_model_is_told_of_its_weak_classes(trained, here, fedlens):
+def test_who_uses_a_model_is_told_what_its_accuracy_hides(trained, here, fedlens):
     run = here / "run"
     shutil.copytree(trained.run, run)
     about = json.loads((run / "evaluation.json").read_text())
     about["confusion"] = [[50, 0, 0, 0], [0, 50, 0, 0], [40, 0, 10, 0]]
+    about |= {"client_accuracy": [0.2, 0.9, 0.9], "client_tested": [50, 50, 50]}
     (run / "evaluation.json").write_text(json.dumps(about))
-    weak = "It is weak at trouser (recall 20.0%"
+    weak, behind = "It is weak at trouser (recall 20.0%", "Left behind is north (accuracy 20.0%"
     ended = fedlens("predict", run, trained.images / "west", "--quiet")
-    assert ended.status == 0 and ended.err.startswith(f"fedlens: {weak}")
+    assert ended.status == 0
+    lines = ended.err.splitlines()
+    assert lines[0].startswith(f"fedlens: {weak}") and lines[1].startswith(f"fedlens: {behind}")
     fedlens("export", run, "--out", "m.safetensors")
     limits = (here / "m.safetensors.md").read_text().partition("## Limits")[2]
-    assert weak in limits
+    assert weak in limits and behind in limits
+    (run / "rounds.jsonl").unlink()  # of a folder with the model alone nothing is known
+    ended = fedlens("predict", run, trained.images / "west", "--quiet")
+    assert (ended.status, ended.err) == (0, "")
 
 
 @pytest.mark.parametrize("number", ["nan", "inf"])

@@ -1,7 +1,9 @@
 """What a site may have in its folder of images, and what it is told of the rest."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -83,6 +85,42 @@ def test_a_site_that_is_interrupted_says_that_images_stay(cache, tmp_path, monke
     words = ["--server", "127.0.0.1:1", "--name", "ann", "--data", ".", "--home"]
     stop = CliRunner().invoke(app_of(), ["fleet", "join", *words, str(tmp_path / "ann")])
     assert (f"`fedlens fleet clean {tmp_path / 'ann'}`" in str(stop.exception)) == cache
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_the_supernode_is_told_whether_a_site_keeps_images(cache, tmp_path, monkeypatch, fedlens):
+    pytest.importorskip("flwr")
+    from flwr.common.config import parse_config_args
+
+    from fedlens.fleet.apps import _site
+
+    given = list[str]()
+
+    def started(home: Path, command: Sequence[object], *_: object, **__: object) -> None:
+        given.extend(map(str, command))
+        raise KeyboardInterrupt
+
+    home, photos = tmp_path / "ann", write(tmp_path / "photos", ("cat",))
+    make_site_key(home, "ann")
+    (home / CA).touch()
+    monkeypatch.setattr("fedlens.fleet.flower.start", started)
+    monkeypatch.setattr("fedlens.fleet.join.find_server", lambda *_: None)
+    words = ["--server", "127.0.0.1:1", "--name", "ann", "--home", home, "--data", photos]
+    assert fedlens("fleet", "join", *words, *[] if cache else ["--no-cache"]).status == 130
+    config = parse_config_args([given[given.index("--node-config") + 1]])
+    site = _site(config, {}, None)
+    assert (site.home, site.keeps_decoded) == (home, cache)
+
+
+def test_what_others_sent_to_a_site_is_one_line_of_its_terminal(fedlens, tmp_path, monkeypatch):
+    def told(*given: Any) -> None:
+        notify = given[6]
+        notify("refused: no\x1b[2J\nann: connected")
+
+    pytest.importorskip("flwr")
+    monkeypatch.setattr("fedlens.fleet.join.join", told)
+    words = ["--server", "127.0.0.1:1", "--name", "ann", "--data", tmp_path]
+    assert fedlens("fleet", "join", *words).err == "ann: refused: no\\x1b[2J\\nann: connected\n"
 
 
 def test_a_site_may_have_the_empty_folder_of_a_class(tmp_path, terms):

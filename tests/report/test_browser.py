@@ -75,6 +75,31 @@ def test_a_page_fits_its_screen_and_follows_its_colours(
     assert tab.problems == []
 
 
+@pytest.mark.parametrize("width", [1200, 800])
+def test_there_are_no_holes_between_cards(tab: Page, tmp_path: Path, width: int) -> None:
+    tab.open(report([make_run(tmp_path / "a", spread=True)]).as_uri(), width=width)
+    for cards in (".facts > div", ".figures > figure"):
+        find = f"[...document.querySelectorAll('{cards}')]"
+        boxes = "((b) => [b.top, b.bottom, b.right])(one.getBoundingClientRect())"
+        rows: dict[float, list[list[float]]] = {}
+        for box in tab.run(f"{find}.map((one) => {boxes})"):
+            rows.setdefault(box[0], []).append(box)
+        assert len(rows) > 1
+        edge = tab.run("document.querySelector('main').getBoundingClientRect().right")
+        for row in rows.values():
+            assert len({bottom for _, bottom, _ in row}) == 1
+            assert row[-1][2] == pytest.approx(edge, abs=1)
+
+
+def test_the_accuracy_of_chance_is_a_line_of_the_chart(tab: Page, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    about = json.loads((folder / "manifest.json").read_text()) | {"classes": ["cat", "dog"]}
+    (folder / "manifest.json").write_text(json.dumps(about))
+    tab.open(report([folder]).as_uri())
+    assert tab.run(f"{FIRST}.querySelectorAll('.plot .level').length") == 1
+    assert "chance: 50.0%" in tab.run(f"{FIRST}.querySelector('.legend').textContent")
+
+
 def test_a_table_that_is_wider_than_the_screen_says_so(tab: Page, address: str) -> None:
     more = "document.querySelector('#results .scroll').classList.contains('more')"
     tab.open(address, width=360)

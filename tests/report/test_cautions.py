@@ -5,12 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedlens.report.blocks import Curves
+import pytest
+
+from fedlens.report.blocks import Curves, Intervals
 from fedlens.report.cautions import cautions
 from fedlens.report.curves import curve_blocks
 from fedlens.report.groups import group
 from fedlens.report.holdings import client_blocks
-from fedlens.report.runs import caution_block, headline, title_of
+from fedlens.report.runs import caution_block, headline, run_blocks, title_of
 from fedlens.runs.records import read, read_all
 
 Record = Callable[..., Path]
@@ -100,7 +102,22 @@ def test_of_several_runs_the_headline_is_short_and_a_table_has_the_rest(recorded
     assert headline(runs).endswith("\nBut look closer: bad (weak at malignant).")
     (table,) = caution_block(runs)
     assert [row[0] for row in table.rows] == ["bad"]
+    assert table.title in [block.title for block in run_blocks(runs)]
     assert title_of(runs) == "2 runs compared, one seed each"
+
+
+def test_an_accuracy_stands_with_the_interval_of_the_only_test_set(recorded: Record) -> None:
+    """Wilson's, of 160 right answers in 200."""
+    runs = [
+        judged(recorded(name, rounds(0.6, 0.7, 0.8)), confusion=[[80, 20, 0], [20, 80, 0]])
+        for name in "ab"
+    ]
+    assert "80.0% test accuracy (95% interval 73.9% to 85.0%)" in headline(read_all(runs[:1]))
+    (ends,) = (one for one in run_blocks(read_all(runs)) if one.slug == "final_accuracy")
+    assert isinstance(ends, Intervals) and "on this test set alone" in ends.caption
+    (marks,) = ends.series
+    assert list(marks.low) == pytest.approx([0.7391, 0.7391], abs=1e-4)
+    assert list(marks.high) == pytest.approx([0.8496, 0.8496], abs=1e-4)
 
 
 def test_details_that_make_no_sense_caution_against_nothing(recorded: Record) -> None:

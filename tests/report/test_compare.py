@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 import fedlens as fl
-from fedlens.report.compare import _differences, _results, compare
+from fedlens.report.blocks import Curves
+from fedlens.report.compare import (
+    _differences,
+    _picture_of_differences,
+    _pictures,
+    _results,
+    compare,
+)
 from fedlens.report.pairs import Pair, Score, pairs, ranks, tasks
 from fedlens.report.tables import table
 from fedlens.runs.records import read_all
@@ -67,6 +74,12 @@ def test_runs_are_compared_over_their_last_evaluations(recorded, quick_pages):
     assert pair.measure in found.verdicts[0]
     with pytest.raises(ValueError, match="last is 11: choose 1 to 10"):
         compare(folders, last=11)
+
+
+@pytest.mark.parametrize(("evaluations", "last"), [(4, 1), (15, 3), (200, 10)])
+def test_the_last_evaluations_are_a_fifth_and_ten_at_most(recorded, evaluations, last):
+    lines = [{"round": n, "test_accuracy": 0.5} for n in range(evaluations + 1)]
+    assert Score.of(read_all([recorded("a", lines)]), "test", None).last == last
 
 
 def test_a_difference_that_may_be_chance_is_called_that(variants):
@@ -227,6 +240,8 @@ def test_the_command_says_what_it_found_and_where(variants, run_folder, tmp_path
     verdict, page = done.out.splitlines()
     assert verdict.startswith("fedprox is better than fedavg, by 10.50") and "n = 2" in verdict
     assert page == f"report: {tmp_path / 'page' / 'report.html'}"
+    done = fedlens("compare", *folders, "--last", 2, "--out", tmp_path / "page")
+    assert "mean test accuracy of the last 2 evaluations" in done.out
     cut = run_folder("digits/cut", status="interrupted")
     done = fedlens("compare", *folders, cut, "--out", tmp_path / "page")
     assert done.err == "fedlens: left out: runs that did not finish: cut (interrupted)\n"
@@ -358,6 +373,34 @@ def test_the_table_and_the_verdict_have_one_sign(variants):
     assert list(rows[0][:2]) == ["fedprox", "fedavg"]
     assert list(rows[0][2:4]) == ["3.17", "2.45 to 3.88"]
     assert "by 3.17 points" in told_of[0].words()
+
+
+def test_differences_are_in_points_wherever_they_stand(variants):
+    """Percent might be shares of the other."""
+    runs = read_all(variants({"fedavg": [0.70, 0.71, 0.72], "fedprox": [0.73, 0.745, 0.75]}))
+    found, score = tasks(runs), Score.of(runs, "test", None)
+    paired = pairs(found, score)
+    (ahead,) = _picture_of_differences(paired)
+    (curve,) = (b for b in _pictures(found, "test", score) if b.slug.startswith("difference"))
+    (rows,) = _differences(paired)
+    assert isinstance(curve, Curves) and not (ahead.percent or curve.percent)
+    assert "points" in ahead.x_label and "points" in curve.y_label
+    assert list(ahead.series[0].values) == pytest.approx([9.5 / 3])
+    (line,) = curve.lines  # of the other than FedAvg
+    assert line.y[-1] == pytest.approx(9.5 / 3)
+    assert rows.header[2] == "points ahead" and "in points of" in rows.caption
+
+
+@pytest.mark.usefixtures("quick_pages")
+def test_a_comparison_names_what_accuracies_hide(variants):
+    folders = variants({"fedavg": [0.70, 0.71], "fedprox": [0.73, 0.75]})
+    about = json.loads((folders[0] / "manifest.json").read_text()) | {"classes": ["cat", "dog"]}
+    (folders[0] / "manifest.json").write_text(json.dumps(about))
+    judged = {"part": "test", "confusion": [[150, 0, 0], [50, 0, 0]]}
+    (folders[0] / "evaluation.json").write_text(json.dumps(judged))
+    page = compare(folders).page.read_text("utf-8")
+    assert "But look closer: fedavg-0.1-0 (weak at dog)." in page
+    assert "recall 0.0%" in page  # in the table with the sentences
 
 
 def test_variants_have_the_names_they_are_given(variants, fedlens, tmp_path):

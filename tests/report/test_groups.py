@@ -112,6 +112,16 @@ def test_of_repeats_it_is_said_how_many_did_not_finish(
     assert words in headline(read_all(folders))
 
 
+@pytest.mark.parametrize(("number", "matrices"), [(2, 0), (3, 1)])
+def test_a_matrix_is_drawn_if_more_than_half_of_it_is_known(
+    run_folder: Make, number: int, matrices: int
+) -> None:
+    settings = [("fedavg", 1.0), ("fedprox", 2.0), ("fedprox", 1.0)][:number]
+    folders = [run_folder(f"{a}-{x}", algorithm=a, alpha=x, rounds=2) for a, x in settings]
+    found = [b for b in run_blocks(read_all(folders)) if b.slug == "accuracy_by_settings"]
+    assert len(found) == matrices
+
+
 @pytest.mark.parametrize("number", [3, 4])
 def test_of_runs_in_one_line_there_is_no_matrix(run_folder: Make, number: int) -> None:
     folders = [run_folder(str(k), alpha=2.0**k, rounds=2) for k in range(number)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedlens.report import read_all
-from fedlens.report.blocks import Heat, Intervals, Strip
+from fedlens.report.blocks import Heat, Intervals, Strip, Text
 from fedlens.report.groups import group
 from fedlens.report.holdings import (
     class_blocks,
@@ -17,6 +17,7 @@ from fedlens.report.holdings import (
     partition_heat,
 )
 from fedlens.report.page import html
+from fedlens.report.runs import run_blocks
 
 Make = Callable[..., Path]
 
@@ -31,6 +32,8 @@ def test_recall_and_confusion_are_those_of_the_final_model(run_folder: Make) -> 
     recall, confusion = class_blocks(group(read_all([folder])))
     assert isinstance(recall, Intervals) and isinstance(confusion, Heat)
     assert list(recall.series[0].values) == [0.75, None]  # a class without examples has none
+    assert list(recall.series[0].low) == [pytest.approx(0.3006, abs=1e-4), None]  # Wilson's
+    assert list(recall.series[0].high) == [pytest.approx(0.9544, abs=1e-4), None]
     assert confusion.values == [[0.75, 0.25], [0.0, 0.0]]
     assert list(confusion.column_names) == ["0", "1"]
 
@@ -103,6 +106,10 @@ def test_who_holds_what_needs_no_number_of_clients(run_folder: Make) -> None:
     (folder / "partition.json").write_text(json.dumps(partition))
     (heat,) = partition_blocks(group(read_all([folder])))
     assert "2 clients" in heat.caption
+    explained = "0: clients have classes in the same shares; 2: no class in common"
+    assert f"EMD 0.640 ({explained})" in heat.caption
+    (whole,) = (one for one in run_blocks(read_all([folder])) if one.title == "The run in full")
+    assert isinstance(whole, Text) and f"EMD 0.92 ({explained})" in whole.paragraphs[0]
 
 
 def test_many_unlike_clients_are_ordered_by_their_main_class() -> None:

@@ -31,11 +31,14 @@ def predict_command(
 ) -> None:
     """Classify images with the model of a run; prints csv or JSON."""
     from fedlens.deploy.classifier import image_files, load
-    from fedlens.report.cautions import weak_classes
+    from fedlens.report.cautions import cautions
     from fedlens.report.page import inert
-    from fedlens.storage.run_files import EVALUATION, read_json
+    from fedlens.runs.records import read
+    from fedlens.storage.run_files import ROUNDS
 
     classifier, paths = load(run, best=best), image_files(images)
+    has_records = (run / ROUNDS).is_file() and not best  # of the last model
+    told = [one.text for one in cautions(read(run))] if has_records else []
     broken: list[str] = []
 
     def sound() -> Iterator[tuple[Path, Tensor]]:
@@ -63,12 +66,9 @@ def predict_command(
             cells = [cell for pair in named for cell in pair]
             writer.writerow([answer.path, *cells])
     sys.stdout.flush()
-    weak = None if best else weak_classes(read_json(run / EVALUATION) or {}, classifier.classes)
-    if weak is not None:
-        warn(weak.text)
+    for line in [*told, *broken[:-1]]:
+        warn(line)
     if broken:
-        for line in broken[:-1]:
-            warn(line)
         raise ValueError(broken[-1])
 
 
