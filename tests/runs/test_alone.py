@@ -117,7 +117,7 @@ def test_the_page_and_the_terminal_say_who_is_left_behind(tmp_path):
     federated = [value for value in behind.series[0].values if value is not None]
     assert federated == sorted(by_clients(tmp_path / "run")["federated"])
     for marks in behind.series:
-        assert all(low < high for low, high in zip(marks.low, marks.high, strict=True))
+        assert None not in (*marks.low, *marks.high)
     assert len(behind.rows) == 8
     intervals = blocks["Intervals"]
     assert isinstance(intervals, Table)
