@@ -1,6 +1,7 @@
 """What a dishonest server tries, and what a site does not do."""
 
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -347,6 +348,7 @@ def test_an_approval_says_who_and_when(tmp_path, monkeypatch):
     approval = Approvals(server.site.home).of(server.terms.hash)
     assert status == 0
     assert f"by doctor at {approval.at}" in said
+    assert time.strptime(approval.at, "%Y-%m-%d %H:%M:%S %z")
 
 
 def test_yes_without_digits_prints_the_command(tmp_path):
