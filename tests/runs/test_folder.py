@@ -204,7 +204,7 @@ def test_the_records_that_a_checkpoint_rests_on_are_checked_and_the_one_before_i
     folder, caplog, cut, why
 ):
     path = folder.path / "rounds.jsonl"
-    records = Records(folder.files)
+    records = Records(folder)
     for round in range(1, 7):
         records.append({"round": round, "loss": round / 7})
         if round in (2, 6):

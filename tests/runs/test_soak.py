@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from itertools import pairwise
@@ -15,6 +16,7 @@ import torch
 import fedlens as fl
 from fedlens.rounds import begin
 from fedlens.runs.active import ActiveRun
+from fedlens.runs.folder import Checkpoint
 from fedlens.storage.run_files import CHECKPOINT
 from tests.checkpoints import new_run
 
@@ -112,10 +114,8 @@ def test_a_checkpoint_costs_the_same_however_many_rounds_were_recorded(tmp_path)
         folder = new_run(tmp_path / str(num_records))
         told = {"seconds": 0.1, "train_loss": 0.5, "bytes_up": 1, "bytes_down": 1}
         records = [{"round": i, **told} for i in range(num_records)]
-        file = folder.records_after()
-        for record in records[:100]:
-            file.append(record)
-        ActiveRun(setup, state, folder=folder, records=records, file=file).save()
+        content = "".join(f"{json.dumps(record)}\n" for record in records[:100]).encode()
+        ActiveRun(setup, Checkpoint(state, records, content), folder).save()
         saved = folder.path / CHECKPOINT
         sizes.append(sum(file.stat().st_size for file in saved.iterdir()))
     assert abs(sizes[0] - sizes[1]) < 20  # digits of how many records it rests on

@@ -16,7 +16,7 @@ import fedlens as fl
 from fedlens.config.consent import importable
 from fedlens.core import Tree
 from fedlens.runs import point_actor, spread
-from fedlens.runs.folder import Change, Files
+from fedlens.runs.folder import Change, RunFolder
 from fedlens.runs.spread import SpreadPoints, even_shares
 from fedlens.runs.summary import Record
 from fedlens.runs.sweep import prepare
@@ -174,7 +174,8 @@ def test_a_folder_follows_changes_even_if_some_are_made_twice(tmp_path, seed):
     told: list[Change] = []
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    first, second = Files(tmp_path / "a", told.append), Files(tmp_path / "b")
+    first = RunFolder(tmp_path / "a", on_change=told.append)
+    second = RunFolder(tmp_path / "b")
     size = 0
     for _ in range(30):
         content = rng.randbytes(rng.randrange(5))

@@ -30,6 +30,7 @@ from fedlens.data.places import Counted
 from fedlens.engines import Processes, Ray, Stacked
 from fedlens.rounds import begin
 from fedlens.runs.active import ActiveRun
+from fedlens.runs.folder import Checkpoint
 from fedlens.runs.loop import run_to_end
 from fedlens.runs.manifest import machine
 from fedlens.runs.points import Point, into_stacks
@@ -370,7 +371,7 @@ def _rounds(
             if isinstance(setup.engine, Processes):  # otherwise this process predicts them alone
                 shown = replace(shown, engine=setup.engine.with_examples([*parts.values()]))
         state = begin(shown.network, shown.program, shown.federation, shown.device)
-        runs.append(ActiveRun(shown, state))
+        runs.append(ActiveRun(shown, Checkpoint(state)))
     results = run_to_end(runs)
     took = time.perf_counter() - began
     # A point that diverges ends early: the last rounds are those of the remaining points.

@@ -17,7 +17,7 @@ from fedlens.evaluation.measures import OF_MODEL, PARTS, measure_name
 from fedlens.rounds import RoundInput, State
 from fedlens.rounds.cohorts import BelowQuorum
 from fedlens.rounds.work import Work
-from fedlens.runs.folder import Mark, Records, RunFolder
+from fedlens.runs.folder import Checkpoint, Mark, Records, RunFolder
 from fedlens.runs.records import is_number
 from fedlens.runs.result import Result, by_name
 from fedlens.runs.stopping import Stopping
@@ -44,21 +44,18 @@ class ActiveRun:
     def __init__(
         self,
         setup: Setup,
-        state: State,
-        *,
+        saved: Checkpoint,
         folder: RunFolder | None = None,
-        file: Records | None = None,
-        records: list[Record] | None = None,
-        best: Tree | None = None,
+        *,
         twin: Twin | None = None,
         watch: Watch | None = None,
         by_client: Callable[..., ByClient] | None = None,
     ) -> None:
-        self.setup, self.folder = setup, folder
-        self.newest_state = state  # after all started rounds, which may not be finished
-        self.records, self.watch, self.twin = records or [], watch, twin
-        self.file, self.by_client = file, by_client
-        self._whole = Whole(state, file.mark if file else None, best)
+        self.setup, self.folder, self.records = setup, folder, list(saved.records)
+        self.watch, self.twin, self.by_client = watch, twin, by_client
+        self.newest_state = state = saved.state  # after all started rounds, even unfinished ones
+        self.file = Records(folder, saved.content) if folder else None
+        self._whole = Whole(state, self.file.mark if self.file else None, saved.best)
         diverged = not math.isfinite(float(sums_of_models([state]))) or _has_diverged(self.records)
         self.status = "diverged" if diverged else "running"
         self.reason = ""  # why it stopped early, if it did

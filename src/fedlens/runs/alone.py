@@ -92,7 +92,7 @@ def _accuracy(
             replace(setup.federation, split=Fixed(held.take(client)))
             for client in torch.split(some, 1)
         ]
-        states = [_begin(plain, one) for one in federations]
+        states = [begin(plain.network, plain.program, one, plain.device) for one in federations]
         if starts is not None:
             states = [_from(s, starts[k]) for s, k in zip(states, some.tolist(), strict=True)]
         for program in passes:
@@ -102,10 +102,6 @@ def _accuracy(
         for state, client in zip(states, some.tolist(), strict=True):
             found[client] = _tested(setup, client, state.params | state.buffers)
     return found
-
-
-def _begin(plain: Setup, federation: Federation) -> State:
-    return begin(plain.network, plain.program, federation, plain.device)
 
 
 def _from(state: State, model: Tree) -> State:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -58,10 +58,9 @@ def _tested_alone(setup: Setup) -> str:
     column = natural_column(named.name, named.options)
     assert column is not None, "else no test examples are the clients' own"
     names = sorted({str(name) for name in test.columns[column]} - set(held.names or ()))
-    more = ", ..." if len(names) > MOST_NAMED else ""
-    which = ", ".join(names[:MOST_NAMED]) + more
     return (
-        f"{count:,} of {len(test):,} test images belong to nobody who trains ({column} {which}): "
+        f"{count:,} of {len(test):,} test images belong to nobody who trains "
+        f"({column} {_first(names)}): "
         "they count in accuracy, and accuracies by client leave them out"
     )
 
@@ -78,13 +77,15 @@ def _untested_classes(setup: Setup) -> str:
     names = [dataset.classes[k] for k in (trained & ~tested).nonzero().flatten().tolist()]
     if not names:
         return ""
-    more = ", ..." if len(names) > MOST_NAMED else ""
-    which = ", ".join(names[:MOST_NAMED]) + more
     have = "has" if len(names) == 1 else "have"
     return (
-        f"{len(names):,} of {dataset.num_classes:,} classes {have} no test images ({which}): "
-        "accuracy and macro F1 say nothing of how the model does there"
+        f"{len(names):,} of {dataset.num_classes:,} classes {have} no test images "
+        f"({_first(names)}): accuracy and macro F1 say nothing of how the model does there"
     )
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join([*names[:MOST_NAMED], *["..."] * (len(names) > MOST_NAMED)])
 
 
 def _without_effect(setup: Setup) -> str:

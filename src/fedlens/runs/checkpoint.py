@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import Any, cast, get_type_hints
 
 import torch
 from torch import Tensor
 
 from fedlens.core import Tree
 from fedlens.core.trees import map_tensors, stack, unstack
-
-T = TypeVar("T")
 
 
 def describe(value: Any, tensors: Tree, path: str = "") -> Any:
@@ -38,24 +36,18 @@ def describe(value: Any, tensors: Tree, path: str = "") -> Any:
     return value
 
 
-def restore(kind: type[T], described: Any, tensors: Tree) -> T:
+def restore(kind: Any, described: Any, tensors: Tree) -> Any:
     """The described object of type `kind`, with separate memory for the tensors of each client."""
-    return cast(T, _restored(kind, described, tensors))
-
-
-def _restored(kind: Any, described: Any, tensors: Tree) -> Any:
     if isinstance(described, str):
         return tensors[described]
     if isinstance(described, list):
         clients, joint = described
-        rows = unstack(_restored(None, joint, tensors), len(clients))
+        rows = unstack(restore(None, joint, tensors), len(clients))
         own = [map_tensors(row, torch.clone) for row in rows]
         return dict(zip(clients, own, strict=True))
     if isinstance(described, dict):
         hints = get_type_hints(kind) if is_dataclass(kind) else {}
-        parts = {
-            name: _restored(hints.get(name), part, tensors) for name, part in described.items()
-        }
+        parts = {n: restore(hints.get(n), part, tensors) for n, part in described.items()}
         return cast(Any, kind)(**parts) if is_dataclass(kind) else parts
     return described
 

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,44 +68,12 @@ class Change(NamedTuple):
 OnChange = Callable[[Change], None]
 
 
-@dataclass(frozen=True)
-class Files:
-    """Writes the files of a folder, and calls `on_change` after each change.
-
-    Making the same changes elsewhere gives a copy of the folder on another machine.
-    """
-
-    folder: Path
-    on_change: OnChange | None = None
-
-    def make(self, change: Change) -> None:
-        path = self.folder / change.name
-        if not self.folder.is_dir():  # do not create it again with this file only
-            raise OSError(f"{self.folder} is gone: if it was moved, resume it there")
-        match change.kind:
-            case "write":
-                write_atomically(path, change.content)
-            case "append":
-                path.touch()
-                with path.open("r+b") as file:
-                    file.seek(change.at)
-                    file.truncate()
-                    file.write(change.content)
-            case "sync":  # flush appended content to disk
-                with suppress(FileNotFoundError), path.open("rb") as file:
-                    os.fsync(file.fileno())
-            case "remove":
-                path.unlink(missing_ok=True)
-        if self.on_change is not None:
-            self.on_change(change)
-
-
 class Records:
     """Writes rounds.jsonl, one record per line."""
 
-    def __init__(self, files: Files, content: bytes = b"") -> None:
+    def __init__(self, folder: RunFolder, content: bytes = b"") -> None:
         """`content` is what the file already contains."""
-        self.files = files
+        self.folder = folder
         self._count, self._size = content.count(b"\n"), len(content)
         self._digest = hashlib.sha256(content)
 
@@ -115,34 +83,34 @@ class Records:
 
     def append(self, record: Mapping[str, Any]) -> None:
         line = f"{to_json(record)}\n".encode()
-        self.files.make(Change("append", ROUNDS, line, self._size))
+        self.folder.make(Change("append", ROUNDS, line, self._size))
         self._digest.update(line)
         self._count, self._size = self._count + 1, self._size + len(line)
 
     def sync(self) -> None:
-        self.files.make(Change("sync", ROUNDS))
+        self.folder.make(Change("sync", ROUNDS))
 
 
 class Checkpoint(NamedTuple):
     """A saved state, and the records up to it."""
 
     state: State
-    records: list[dict[str, Any]]
-    content: bytes  # the records as bytes of the file
-    best: Tree | None  # the best model so far, if it is kept
+    records: Sequence[dict[str, Any]] = ()
+    content: bytes = b""  # the records as bytes of the file
+    best: Tree | None = None  # the best model so far, if it is kept
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of a run. A writer holds its lock, from `create` or `open`."""
+    """The folder of a run. A writer holds its lock, from `create` or `open`.
+
+    `on_change` is called after each change to a file. Making the same changes elsewhere gives a
+    copy of the folder on another machine.
+    """
 
     path: Path
     lock: FolderLock | None = None
     on_change: OnChange | None = None
-
-    @property
-    def files(self) -> Files:
-        return Files(self.path, self.on_change)
 
     @classmethod
     def create(cls, path: Path, overwrite: bool, files: Mapping[str, str]) -> RunFolder:
@@ -172,14 +140,35 @@ class RunFolder:
         if self.lock is not None:
             self.lock.release()
 
+    def make(self, change: Change) -> None:
+        path = self.path / change.name
+        if not self.path.is_dir():  # do not create it again with this file only
+            raise OSError(f"{self.path} is gone: if it was moved, resume it there")
+        match change.kind:
+            case "write":
+                write_atomically(path, change.content)
+            case "append":
+                path.touch()
+                with path.open("r+b") as file:
+                    file.seek(change.at)
+                    file.truncate()
+                    file.write(change.content)
+            case "sync":  # flush appended content to disk
+                with suppress(FileNotFoundError), path.open("rb") as file:
+                    os.fsync(file.fileno())
+            case "remove":
+                path.unlink(missing_ok=True)
+        if self.on_change is not None:
+            self.on_change(change)
+
     def write(self, name: str, text: str) -> None:
         self._write(self.path / name, text.encode())
 
     def _write(self, path: Path, content: bytes) -> None:
-        self.files.make(Change("write", str(path.relative_to(self.path)), content))
+        self.make(Change("write", str(path.relative_to(self.path)), content))
 
     def _remove(self, path: Path) -> None:
-        self.files.make(Change("remove", str(path.relative_to(self.path))))
+        self.make(Change("remove", str(path.relative_to(self.path))))
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         self.write(name, readable_json(content))
@@ -193,11 +182,10 @@ class RunFolder:
         demand_fields(summary["seconds"], {"total": (int, float)}, self.path / SUMMARY, RERUN)
         return summary
 
-    def records_after(self, content: bytes = b"") -> Records:
-        """The records truncated to `content`: later rounds are run again."""
+    def keep_records(self, content: bytes) -> None:
+        """Cut the records to `content`: later rounds are run again."""
         # Written anew, not truncated in place: the file may be a hard link to a finished run's.
         self._write(self.path / ROUNDS, content)
-        return Records(self.files, content)
 
     def load_model(self, name: str = MODEL) -> Tree:
         """The tensors of a model, if their checksum is that of the summary or none is known."""

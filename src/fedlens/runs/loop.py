@@ -17,6 +17,7 @@ from fedlens.rounds import RoundInput, begin, run_rounds
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.cohorts import BelowQuorum
 from fedlens.runs.active import ActiveRun, sums_of_models
+from fedlens.runs.folder import Checkpoint
 from fedlens.runs.result import Result
 from fedlens.runs.settings import torch_settings
 from fedlens.runs.summary import Record, scheduled, who_failed
@@ -32,7 +33,7 @@ SAVING_SHARE = 0.03  # of the time at most goes into saving: the clients' memory
 def train(setup: Setup, watch: Watch | None = None) -> Result:
     """Run a setup without a run folder and without a twin."""
     state = begin(setup.network, setup.program, setup.federation, setup.device)
-    (result,) = run_to_end([ActiveRun(setup, state, watch=watch)])
+    (result,) = run_to_end([ActiveRun(setup, Checkpoint(state), watch=watch)])
     return result
 
 

@@ -54,11 +54,6 @@ MAY_MOVE = {
 logger = logging.getLogger(__name__)
 
 
-def partition_hash(setup: Setup) -> str:
-    """A hash of the examples that each client holds."""
-    return setup.federation.described().digest()
-
-
 def manifest(setup: Setup) -> dict[str, Any]:
     """The manifest of a run at its start."""
     return {
@@ -73,7 +68,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "resumed": [],
         "data": setup.dataset.digest,
         "test_data": setup.dataset.test_digest,
-        "partition": partition_hash(setup),
+        "partition": setup.federation.described().digest(),
         "devices_sha256": _devices_file(setup.experiment),
         "parameters": setup.network.num_parameters,
         "weights": setup.weights._asdict() if setup.weights else None,
@@ -81,7 +76,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "left_out": [one._asdict() for one in setup.dataset.left_out],
         "images": _images(setup),
         "code": _own_code(setup.experiment),
-        "code_sha256": _own_files(setup.experiment),
+        "code_sha256": _hashes(_own_files(setup.experiment)),
     }
 
 
@@ -150,7 +145,7 @@ def check_unchanged(folder: Path, setup: Setup, before: Mapping[str, Any]) -> No
         own = given.options.get("path") if isinstance(given, Named) else None
         name = own or setup.dataset.name
         raise ValueError(f"{folder}: {remedy} (images or labels of {name} differ)")
-    if before["partition"] != partition_hash(setup):
+    if before["partition"] != setup.federation.described().digest():
         raise ValueError(f"{folder}: {remedy} (clients hold other examples)")
     if setup.weights and setup.weights.sha256 != before["weights"].get("sha256"):
         raise ValueError(f"{folder}: {setup.weights.source} has changed: put the old file back")
@@ -158,7 +153,7 @@ def check_unchanged(folder: Path, setup: Setup, before: Mapping[str, Any]) -> No
     if devices and devices != _devices_file(setup.experiment):
         raise ValueError(f"{folder}: clients.devices.path has changed: put the old file back")
     code = before.get("code_sha256")
-    mine = _own_files(setup.experiment)
+    mine = _hashes(_own_files(setup.experiment))
     changed = [name for name in mine if isinstance(code, dict) and code.get(name) != mine[name]]
     if changed:
         names = ", ".join(changed)
@@ -235,29 +230,20 @@ def _devices_file(experiment: Experiment) -> str | None:
 
 def _own_code(experiment: Experiment) -> list[str]:
     """The folders of functions named by import path, where a resumed run looks for them."""
-    folders = set()
-    for name in _own_modules(experiment):
-        file = getattr(sys.modules[name.partition(".")[0]], "__file__", None)
-        if file is not None:  # a notebook has none
-            home = Path(file).resolve()
-            folders.add(str(home.parents[1 if home.name == "__init__.py" else 0]))
-    return sorted(folders)
+    files = {name: file.resolve() for name, file in _own_files(experiment).items()}
+    depths = {name: name.count(".") + (file.name == "__init__.py") for name, file in files.items()}
+    return sorted({str(file.parents[depths[name]]) for name, file in files.items()})
 
 
-def _own_files(experiment: Experiment) -> dict[str, str]:
-    """Hashes of the files of these functions, by module; files that they import are left out."""
-    found = {}
-    for name in _own_modules(experiment):
-        file = getattr(sys.modules[name], "__file__", None)
-        if file is not None and Path(file).is_file():
-            found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    return found
+def _own_files(experiment: Experiment) -> dict[str, Path]:
+    """The files of these functions by module, if they have some; without what these import."""
+    modules = sorted({name.partition(":")[0] for name in own_names(experiment.plain())})
+    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in modules}
+    return {name: Path(file) for name, file in files.items() if file and Path(file).is_file()}
 
 
-def _own_modules(experiment: Experiment) -> list[str]:
-    """The imported modules of functions named by import path."""
-    modules = {name.partition(":")[0] for name in own_names(experiment.plain())}
-    return sorted(module for module in modules if module in sys.modules)
+def _hashes(files: Mapping[str, Path]) -> dict[str, str]:
+    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
 
 
 def typed_functions(experiment: Experiment) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import threading
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -33,6 +32,7 @@ from fedlens.runs.folder import Change
 from fedlens.runs.points import Point, build_point, into_stacks, run_stacks, sharing
 from fedlens.runs.result import Result
 from fedlens.runs.summary import Record
+from fedlens.runs.watching import Watch
 from fedlens.storage.files import write_atomically
 from fedlens.storage.run_files import RunFailed
 
@@ -47,7 +47,7 @@ class SentPoint(NamedTuple):
     settings: dict[str, Any]  # its experiment without the data set
     precision: Precision  # of the computation
     named: Named | None  # the data set, unless it was given from Python
-    dataset: int | None  # its index among those sent; None: it is on every disk
+    dataset: int  # its key among those sent; if it is not among them, it is on every disk
     files: dict[str, bytes] | None  # of its run folder, if it has one
     typed: dict[str, Any]  # functions of the driver's `__main__` that its experiment names
 
@@ -60,21 +60,6 @@ class Share(NamedTuple):
     keep_states: bool
 
 
-class Changed(NamedTuple):
-    point: str
-    change: Change
-
-
-class Recorded(NamedTuple):
-    point: str
-    record: Record
-
-
-class Ended(NamedTuple):
-    point: str
-    result: Result
-
-
 class ShareEnded(NamedTuple):
     """The share is done, was stopped, or ended with an error."""
 
@@ -82,7 +67,8 @@ class ShareEnded(NamedTuple):
     text: str = ""
 
 
-Event = Changed | Recorded | Ended | ShareEnded
+Event = tuple[str, Change | Record | Result] | ShareEnded
+"""The name of a point with a change to its folder, a record, or its result; or the end of all."""
 
 
 class Stopped(Exception):
@@ -100,10 +86,10 @@ class PointActor:
     def set_up(self, driver: Driver) -> str:
         return driver.set_up_worker()
 
-    def load(self, datasets: list[Message]) -> str:
+    def load(self, datasets: dict[int, Message]) -> str:
         """Unpack the data sets; return "", since there is no error to report."""
         remove_stale()
-        self.datasets: list[Dataset] = [unpack(message) for message in datasets]
+        self.datasets: dict[int, Dataset] = {key: unpack(one) for key, one in datasets.items()}
         if self.device == "cpu":
             keep_memory()
         return ""
@@ -137,7 +123,7 @@ class PointActor:
                 points.append(self._point(sent, share.data, place, points))
             stacks = into_stacks(points)
             for point, result in run_stacks(stacks, self._watch_of, share.keep_states):
-                self._events.put(Ended(point.name, _on_cpu(result)))
+                self._events.put((point.name, _on_cpu(result)))
             ended = ShareEnded()
         except (ValueError, RunFailed) as error:
             kind = RunFailed if isinstance(error, RunFailed) else ValueError
@@ -155,7 +141,7 @@ class PointActor:
     def _point(
         self, sent: SentPoint, data: Path | None, place: Path, others: Sequence[Point]
     ) -> Point:
-        dataset = self.datasets[sent.dataset] if sent.dataset is not None else None
+        dataset = self.datasets.get(sent.dataset)
         given = sent.named or dataset
         assert given is not None
         vars(sys.modules["__main__"]).update(sent.typed)
@@ -178,16 +164,16 @@ class PointActor:
             sharing(setup, others),
             folder,
             overwrite=False,
-            on_change=lambda change: self._events.put(Changed(sent.name, change)),
+            on_change=lambda change: self._events.put((sent.name, change)),
         )
 
-    def _watch_of(self, point: Point) -> partial[None]:
-        return partial(self._watch, point.name)
+    def _watch_of(self, point: Point) -> Watch:
+        def watch(record: Record) -> None:
+            self._events.put((point.name, record))
+            if self._stop is not None:
+                raise self._stop
 
-    def _watch(self, name: str, record: Record) -> None:
-        self._events.put(Recorded(name, record))
-        if self._stop is not None:
-            raise self._stop
+        return watch
 
 
 def _on_cpu(result: Result) -> Result:

@@ -91,9 +91,7 @@ class Point:
 
 
 def run_stacks(
-    stacks: Sequence[Sequence[Point]],
-    watch_of: Callable[[Point], Watch | None],
-    keep_states: bool,
+    stacks: Sequence[Sequence[Point]], watch_of: Callable[[Point], Watch | None], keep_states: bool
 ) -> Iterator[tuple[Point, Result]]:
     """Run stacks one after another; yield each point with its result."""
     for stack in stacks:

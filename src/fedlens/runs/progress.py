@@ -15,8 +15,6 @@ from fedlens.storage.reading import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.live import Live
-    from rich.progress import Progress
 
     from fedlens.runs.summary import Record
 
@@ -74,13 +72,7 @@ def working(title: str) -> Iterator[None]:
         print(f"{title} ...", file=sys.stderr, flush=True)
         yield
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
-    progress = Progress(*columns, console=Console(stderr=True))
-    progress.add_task(title, total=None)
-    with _live(progress, transient=True):
+    with _bar(title, transient=True):
         yield
 
 
@@ -256,13 +248,15 @@ def _until(over: float | None, now: float) -> str:
 
 
 @contextmanager
-def _bar(title: str) -> Iterator[Callable[..., None]]:
+def _bar(title: str, transient: bool = False) -> Iterator[Callable[..., None]]:
     """A bar in one line; a narrow terminal shows only the more important parts.
 
     The name is shortened first, since the user knows what was started. Every other part is shown
     whole or not at all: a truncated number would read as another number.
     """
     from rich.console import Console
+    from rich.constrain import Constrain
+    from rich.live import Live
     from rich.progress import BarColumn, Progress, ProgressColumn, TimeElapsedColumn
     from rich.table import Table
     from rich.text import Text
@@ -306,7 +300,10 @@ def _bar(title: str) -> Iterator[Callable[..., None]]:
             task, completed=completed, total=of, count=count, over=over, measures=measures
         )
 
-    with _live(progress):
+    def narrower() -> Constrain:
+        return Constrain(progress.make_tasks_table(progress.tasks), _room(console))
+
+    with Live(console=console, get_renderable=narrower, refresh_per_second=10, transient=transient):
         yield advance
 
 
@@ -317,22 +314,6 @@ def _room(console: Console) -> int:
     again.
     """
     return max(1, console.width - ECHO_COLUMNS)
-
-
-def _live(progress: Progress, transient: bool = False) -> Live:
-    """A live display of bars, a few columns narrower than the terminal."""
-    from rich.constrain import Constrain
-    from rich.live import Live
-
-    def narrower() -> Constrain:
-        return Constrain(progress.make_tasks_table(progress.tasks), _room(progress.console))
-
-    return Live(
-        console=progress.console,
-        get_renderable=narrower,
-        refresh_per_second=10,
-        transient=transient,
-    )
 
 
 def is_aside(record: Record) -> bool:

@@ -19,7 +19,7 @@ from fedlens.rounds import State, begin
 from fedlens.runs.active import ActiveRun
 from fedlens.runs.alone import by_client, check_clients_are_tested
 from fedlens.runs.beforehand import say_beforehand
-from fedlens.runs.folder import Checkpoint, Records, RunFolder, check_free, readable_json
+from fedlens.runs.folder import Checkpoint, RunFolder, check_free, readable_json
 from fedlens.runs.loop import run_to_end
 from fedlens.runs.manifest import (
     check_settings,
@@ -157,10 +157,8 @@ def start(
     twin = _twin(setup, watch)
     state = begin(setup.network, setup.program, setup.federation, setup.device)
     folder = new_run(experiment, setup, Path(out), overwrite) if out is not None else None
-    file = Records(folder.files) if folder else None
-    return ActiveRun(
-        setup, state, folder=folder, file=file, twin=twin, watch=watch, by_client=by_client
-    )
+    saved = Checkpoint(state)
+    return ActiveRun(setup, saved, folder, twin=twin, watch=watch, by_client=by_client)
 
 
 def check_asked(setup: Setup) -> None:
@@ -197,24 +195,14 @@ def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> Activ
         if read_status(path) in OVER:
             raise ValueError(f"{path} is over and kept no checkpoint: run it again from the start")
         logger.warning("%s has no checkpoint: its rounds are run from the first one on", path)
-        saved = Checkpoint(state, [], b"", None)
+        saved = Checkpoint(state)
     if _shapes(saved.state) != _shapes(state):
         raise ValueError(f"{path} was run with another model: put the old one back")
     done, rounds = saved.state.round, setup.experiment.rounds
     if done > rounds:
         raise ValueError(f"{path} has {done} rounds already: {rounds} are too few")
-    file = folder.records_after(saved.content)
-    active = ActiveRun(
-        setup,
-        saved.state,
-        folder=folder,
-        file=file,
-        records=saved.records,
-        best=saved.best,
-        twin=twin,
-        watch=watch,
-        by_client=by_client,
-    )
+    folder.keep_records(saved.content)
+    active = ActiveRun(setup, saved, folder, twin=twin, watch=watch, by_client=by_client)
     if active.has_rounds_to_start and (now := going_on(before, setup, done, path)) != before:
         folder.write_json(MANIFEST, now)
     return active
@@ -227,10 +215,9 @@ def _twin(setup: Setup, watch: Watch | None) -> Twin | None:
 def _partition(setup: Setup) -> dict[str, Any]:
     federation = setup.federation
     held, num_clients = federation.described(), federation.num_clients
-    if not setup.knows_labels:
-        return statistics.counts(held, None, federation.num_classes, num_clients)
-    counts = statistics.counts(held, federation.labels, federation.num_classes, num_clients)
-    return counts | {"emd": setup.emd}
+    labels = federation.labels if setup.knows_labels else None
+    counts = statistics.counts(held, labels, federation.num_classes, num_clients)
+    return counts | ({"emd": setup.emd} if setup.knows_labels else {})
 
 
 def _shapes(state: State) -> dict[str, torch.Size]:

@@ -24,22 +24,9 @@ from fedlens.engines.cluster import HeadLost, connect
 from fedlens.engines.messages import Message, arrays_of, pack, unpack
 from fedlens.engines.ray import ActorGroup, RemoteWorker, lost_errors, resources_by_node
 from fedlens.engines.workers import TRIES
-from fedlens.runs.folder import RunFolder
-from fedlens.runs.manifest import (
-    check_settings,
-    check_unchanged,
-    typed_functions,
-    with_its_threads,
-)
-from fedlens.runs.point_actor import (
-    Changed,
-    Event,
-    PointActor,
-    Recorded,
-    SentPoint,
-    Share,
-    ShareEnded,
-)
+from fedlens.runs.folder import Change, RunFolder
+from fedlens.runs.manifest import check_settings, check_unchanged, typed_functions, with_its_threads
+from fedlens.runs.point_actor import Event, PointActor, SentPoint, Share, ShareEnded
 from fedlens.runs.points import Point
 from fedlens.runs.result import Result
 from fedlens.runs.run import check_asked, new_run
@@ -88,8 +75,14 @@ class SpreadPoints:
         return found if len(found.points) >= workers else cls([])
 
     @cached_property
-    def datasets(self) -> SentDatasets:
-        return SentDatasets(self.points)
+    def datasets(self) -> dict[int, Message]:
+        """The data sets that actors are sent, by `id`; prepared stores are on every disk."""
+        sent = {
+            id(point.setup.dataset): point.setup.dataset
+            for point in self.points
+            if not (point.setup.dataset.is_mapped and isinstance(point.experiment.dataset, Named))
+        }
+        return {key: pack(dataset) for key, dataset in sent.items()}
 
     @property
     def on_gpus(self) -> bool:
@@ -108,35 +101,8 @@ class SpreadPoints:
 
     def connect(self) -> Any:
         """Ray, connected to a cluster with memory for the data sets sent to workers."""
-        return connect(self.datasets.num_bytes)
-
-
-def run_spread(
-    spread: SpreadPoints,
-    watch: Callable[[Point, Record], None],
-    data: Path | None,
-    keep_states: bool,
-) -> Iterator[tuple[Point, Result]]:
-    """Run points; yield each with its result when it ends."""
-    ray, datasets = spread.connect(), spread.datasets
-    arguments = ON_GPU if spread.on_gpus else ON_CORE
-    group = ActorGroup(ray, PointActor, arguments, ray.put(datasets.messages), spread.on_gpus)
-    with contextlib.ExitStack() as opened:
-        opened.callback(group.stop)
-        folders: dict[str, RunFolder] = {}
-
-        def prepared(share: Sequence[Point]) -> Share:
-            for point in share:
-                if point.folder is not None and point.name not in folders:
-                    folders[point.name] = _opened(point)
-                    opened.callback(folders[point.name].close)
-            packed = [
-                sent_point(point, datasets.numbers[point.name], folders.get(point.name))
-                for point in share
-            ]
-            return Share(packed, data, keep_states)
-
-        yield from Spread(ray, group, spread.shares, prepared, folders, watch).run()
+        messages = self.datasets.values()
+        return connect(sum(array.nbytes for message in messages for array in arrays_of(message)))
 
 
 def even_shares(points: Sequence[Point], count: int) -> list[list[Point]]:
@@ -146,29 +112,7 @@ def even_shares(points: Sequence[Point], count: int) -> list[list[Point]]:
     return [list(points[start:end]) for start, end in pairwise(cuts)]
 
 
-class SentDatasets:
-    """The data sets sent to actors, once per node; those in prepared stores are not sent."""
-
-    def __init__(self, points: Sequence[Point]) -> None:
-        self.messages: list[Message] = []
-        self.numbers: dict[str, int | None] = {}  # index in `messages` by point
-        known: dict[int, int] = {}
-        for point in points:
-            dataset = point.setup.dataset
-            if dataset.is_mapped and isinstance(point.experiment.dataset, Named):
-                self.numbers[point.name] = None
-                continue
-            if id(dataset) not in known:
-                known[id(dataset)] = len(self.messages)
-                self.messages.append(pack(dataset))
-            self.numbers[point.name] = known[id(dataset)]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(array.nbytes for message in self.messages for array in arrays_of(message))
-
-
-def sent_point(point: Point, dataset: int | None, folder: RunFolder | None) -> SentPoint:
+def sent_point(point: Point, folder: RunFolder | None) -> SentPoint:
     experiment = point.experiment
     names = [field.name for field in fields(experiment) if field.name != "dataset"]
     given = experiment.dataset
@@ -177,7 +121,7 @@ def sent_point(point: Point, dataset: int | None, folder: RunFolder | None) -> S
         {name: getattr(experiment, name) for name in names},
         point.setup.experiment.precision,
         given if isinstance(given, Named) else None,
-        dataset,
+        id(point.setup.dataset),
         _files(folder.path) if folder is not None else None,
         typed_functions(experiment),
     )
@@ -210,22 +154,24 @@ def _opened(point: Point) -> RunFolder:
 
 
 class Spread:
-    """Shares of points on the workers of a cluster."""
+    """Runs shares of points on the workers of a cluster."""
 
     def __init__(
         self,
-        ray: Any,
-        group: ActorGroup,
-        shares: Sequence[list[Point]],
-        prepared: Callable[[Sequence[Point]], Share],
-        folders: dict[str, RunFolder],
+        spread: SpreadPoints,
         watch: Callable[[Point, Record], None],
+        data: Path | None,
+        keep_states: bool,
     ) -> None:
-        self.ray, self.group, self.prepared = ray, group, prepared
-        self.folders, self.watch = folders, watch
-        self.points = {point.name: point for share in shares for point in share}
-        self.shares = list(shares)  # without the points that are over
-        self.waiting = deque(range(len(shares)))
+        self.ray, on_gpus = spread.connect(), spread.on_gpus
+        datasets = self.ray.put(spread.datasets)
+        arguments = ON_GPU if on_gpus else ON_CORE
+        self.group = ActorGroup(self.ray, PointActor, arguments, datasets, on_gpus)
+        self.watch, self.data, self.keep_states = watch, data, keep_states
+        self.points = {point.name: point for point in spread.points}
+        self.folders: dict[str, RunFolder] = {}  # of the points that were handed out
+        self.shares = spread.shares  # without the points that are over
+        self.waiting = deque(range(len(self.shares)))
         self.lost: Counter[int] = Counter()  # how often a share was lost with its worker
         self.events: deque[Event] = deque()  # received from workers, not yet applied here
 
@@ -234,6 +180,7 @@ class Spread:
         return [worker for worker in self.group.workers if worker.given]
 
     def run(self) -> Iterator[tuple[Point, Result]]:
+        """Run the points; yield each with its result when it ends."""
         try:
             while self.waiting or self.busy:
                 self.group.start(len(self.waiting) + len(self.busy))
@@ -246,14 +193,24 @@ class Spread:
             with contextlib.suppress(self.ray.exceptions.RayError):
                 self._stop(isinstance(error, KeyboardInterrupt))
             raise
+        finally:
+            for folder in self.folders.values():
+                folder.close()
+            self.group.stop()
 
     def _hand_out(self) -> None:
         for worker in self.group.workers:
             if self.waiting and not worker.given:
                 number = self.waiting[0]
-                share = self.prepared(self.shares[number])
+                sent = [self._sent(point) for point in self.shares[number]]
+                share = Share(sent, self.data, self.keep_states)
                 worker.given.append((number, worker.handle.start.remote(share)))
                 self.waiting.popleft()
+
+    def _sent(self, point: Point) -> SentPoint:
+        if point.folder is not None and point.name not in self.folders:
+            self.folders[point.name] = _opened(point)
+        return sent_point(point, self.folders.get(point.name))
 
     def _receive(self, seconds: float) -> None:
         """Collect the events of busy workers, and queue the shares of lost workers again."""
@@ -302,16 +259,17 @@ class Spread:
             if event.raises is not None:
                 raise event.raises(event.text)
             return None
-        point = self.points[event.point]
-        if isinstance(event, Changed):
-            self.folders[point.name].files.make(event.change)
-        elif isinstance(event, Recorded):
-            self.watch(point, event.record)
-        else:
+        name, told = event
+        point = self.points[name]
+        if isinstance(told, Change):
+            self.folders[name].make(told)
+        elif isinstance(told, Result):
             self.shares = [[p for p in share if p is not point] for share in self.shares]
-            if point.name in self.folders:
-                self.folders[point.name].close()
-            return point, replace(event.result, folder=point.folder)
+            if name in self.folders:
+                self.folders[name].close()
+            return point, replace(told, folder=point.folder)
+        else:
+            self.watch(point, told)
         return None
 
     def _stop(self, interrupted: bool) -> None:

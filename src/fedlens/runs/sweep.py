@@ -25,7 +25,7 @@ from fedlens.runs.points import Point, build_point, into_stacks, run_stacks, sha
 from fedlens.runs.progress import counted, decoding, is_aside, rounds, shown
 from fedlens.runs.result import Result
 from fedlens.runs.run import as_begun
-from fedlens.runs.spread import SpreadPoints, run_spread
+from fedlens.runs.spread import Spread, SpreadPoints
 from fedlens.runs.summary import Record
 from fedlens.runs.watching import Watch, Watching, all_of, expect_watch, tell
 from fedlens.runs.workload import images_a_round
@@ -71,11 +71,10 @@ def sweep(
     expect_watch(watch, "sweep")
     source = Path(data) if data is not None else None
     with shown(progress, counted, "reading images") as reading:
-        callbacks = [one for one in (reading, decoding(watch)) if one is not None]
 
         def decoded(done: int, total: int) -> None:
-            for one in callbacks:
-                one(done, total)
+            for tell in filter(None, (reading, decoding(watch))):
+                tell(done, total)
 
         made = prepare(points, out, overwrite=overwrite, data=source, watch=decoded)
     name = Path(out).name if out is not None else "sweep"
@@ -181,7 +180,7 @@ class Sweep:
             here = [stack for stack in self.stacks if stack[0].name not in spread]
             try:
                 for point, result in itertools.chain(
-                    run_spread(self._spread, forward, self.data, keep_states) if spread else (),
+                    Spread(self._spread, forward, self.data, keep_states).run() if spread else (),
                     run_stacks(here, watch_of, keep_states),
                 ):
                     results[point.name] = result

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm.pieces import BySize
-from fedlens.config.experiment import Clients, Experiment, Named, Server
+from fedlens.config.experiment import Clients, Evaluate, Experiment, Named, Server
 from fedlens.config.names import ANNEALS, LOSSES, OPTIMIZERS, SCHEDULES
 from fedlens.config.options import find
 from fedlens.config.schedules import names_in, value_at
@@ -159,7 +159,8 @@ def _stretched(experiment: Experiment) -> dict[str, Any]:
 
 
 def _described(setup: Setup, watch: Watch | None = None) -> Experiment:
-    experiment, clients = setup.experiment, setup.experiment.clients
+    experiment = setup.experiment
+    clients, asked = experiment.clients, experiment.evaluate
     of = {"name": clients.partition.name, **clients.partition.options}
     of = {name: value for name, value in of.items() if value is not None}
     together_as: dict[str, Any] = {"of": of, "count": clients.count}
@@ -172,9 +173,7 @@ def _described(setup: Setup, watch: Watch | None = None) -> Experiment:
         engine="processes" if setup.devices != (setup.device,) else "auto",
         norm="shared" if experiment.norm == "local" else experiment.norm,
         clients=Clients(
-            count=1,
-            partition=Named("fedlens.runs.twin:together", together_as),
-            seed=clients.seed,
+            count=1, partition=Named("fedlens.runs.twin:together", together_as), seed=clients.seed
         ),
         local=replace(
             experiment.local,
@@ -185,16 +184,7 @@ def _described(setup: Setup, watch: Watch | None = None) -> Experiment:
             **_stretched(experiment),
         ),
         server=Server(),
-        evaluate=replace(
-            experiment.evaluate,
-            every=passes,
-            twin=False,
-            best=False,
-            local_only=False,
-            fine_tune=0,
-            bootstrap=0,
-            metrics=(),
-        ),
+        evaluate=Evaluate(every=passes, at=asked.at, on=asked.on, validation=asked.validation),
         stop=None,
         algorithm=(),
         faults=None,
