@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -172,12 +173,13 @@ class Experiment:
             known = table.options(named.name, kind)
             return Named(named.name, resolve(known, named.options, f"{kind} {named.name!r}"))
 
-        object.__setattr__(self, "loss", filled(self.loss, LOSSES, "loss"))
+        put = partial(object.__setattr__, self)
+        put("loss", filled(self.loss, LOSSES, "loss"))
         if isinstance(self.dataset, Named):
             _refuse_path(self.dataset.name)
-            object.__setattr__(self, "dataset", filled(self.dataset, DATASETS, "dataset"))
+            put("dataset", filled(self.dataset, DATASETS, "dataset"))
         if isinstance(self.model, Named):
-            object.__setattr__(self, "model", filled(self.model, MODELS, "model"))
+            put("model", filled(self.model, MODELS, "model"))
         partition, count = self.clients.partition, self.clients.count
         if partition.name == "auto":
             own = own_clients(self.dataset) if isinstance(self.dataset, Named) else None
@@ -185,31 +187,25 @@ class Experiment:
         partition = filled(partition, PARTITIONS, "partition")
         if isinstance(self.dataset, Named):
             column = natural_column(partition.name, partition.options)
-            object.__setattr__(self, "dataset", with_clients(self.dataset, column))
+            put("dataset", with_clients(self.dataset, column))
         if count is None and not finds_clients(partition.name, partition.options):
             count = NUM_CLIENTS
-        devices = self.clients.devices
-        devices = None if devices is None else filled(devices, DEVICES, "devices")
-        clients = replace(self.clients, partition=partition, count=count, devices=devices)
-        object.__setattr__(self, "clients", clients)
+        devices, anneal = self.clients.devices, self.local.anneal
+        devices = devices and filled(devices, DEVICES, "devices")
+        put("clients", replace(self.clients, partition=partition, count=count, devices=devices))
         optimizer = filled(self.local.optimizer, OPTIMIZERS, "optimizer")
-        anneal = self.local.anneal
-        anneal = None if anneal is None else filled(anneal, ANNEALS, "anneal")
-        local = replace(self.local, optimizer=optimizer, anneal=anneal)
-        object.__setattr__(self, "local", local)
+        anneal = anneal and filled(anneal, ANNEALS, "anneal")
+        put("local", replace(self.local, optimizer=optimizer, anneal=anneal))
         metrics = tuple(filled(named, METRICS, "metric") for named in self.evaluate.metrics)
-        object.__setattr__(self, "evaluate", replace(self.evaluate, metrics=metrics))
-        algorithm = tuple(map(_filled_algorithm, self.algorithm))
-        object.__setattr__(self, "algorithm", algorithm)
-        for part, names in SCHEDULED.items():
-            table: LocalTraining | Server = getattr(self, part)
-            given = {name: getattr(table, name) for name in names}
+        put("evaluate", replace(self.evaluate, metrics=metrics))
+        put("algorithm", tuple(map(_filled_algorithm, self.algorithm)))
+        for part in SCHEDULED:
             schedules: dict[str, Any] = {
-                name: resolved(one, f"{part}.{name}")
-                for name, one in given.items()
-                if isinstance(one, Named)
+                key.partition(".")[2]: resolved(one, key)
+                for key, one in self.schedules.items()
+                if key.startswith(f"{part}.")
             }
-            object.__setattr__(self, part, replace(table, **schedules))
+            put(part, replace(getattr(self, part), **schedules))
 
     @property
     def schedules(self) -> dict[str, Named]:

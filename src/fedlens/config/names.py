@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from fedlens.config.options import ByName
+from fedlens.config.options import OWN, ByName
+from fedlens.config.sections import SCHEDULED
 
 EngineName = Literal["auto", "sequential", "stacked", "processes", "ray"]
 """The values of `engine` in an experiment: one of ENGINES, or auto: the machine decides."""
 
-ENGINES = ByName(
-    "fedlens.engines",
-    {"sequential": "sequential", "stacked": "stacked", "processes": "processes", "ray": "ray"},
-)
+ENGINES = ByName("fedlens.engines", {"sequential stacked processes ray": OWN})
 """Each is made from: the network, the training examples, the devices of the workers, other example
 sets to evaluate, and how workers on other machines open images from disk (None: images are sent).
 """
@@ -24,146 +22,79 @@ sets to evaluate, and how workers on other machines open images from disk (None:
 ALGORITHMS = ByName(
     "fedlens.algorithms",
     {
-        "fedavg": "fedavg",
-        "lambda-sum": "lambda_sum",
-        "fedprox": "fedprox",
-        "fedavgm": "fedavgm",
-        "fedir": "fedir",
-        "fedvc": "fedvc",
-        "lastfc": "lastfc",
-        "fedns": "fedns",
-        "liadmm": "liadmm",
-        "admm": "admm",
+        "fedavg lambda-sum fedprox fedavgm fedir fedvc lastfc fedns liadmm admm": OWN,
         "ceadmm": "admm",
         "celiadmm": "liadmm",
         "fedadmm": "admm",
-        "fedadam": "fedopt",
-        "fedyogi": "fedopt",
-        "fedadagrad": "fedopt",
-        "scaffold": "scaffold",
-        "fednova": "fednova",
-        "feddyn": "feddyn",
-        "median": "median",
-        "trimmed-mean": "trimmed_mean",
-        "krum": "krum",
-        "centred-clipping": "centred_clipping",
-        "bucketing": "bucketing",
-        "qfedavg": "qfedavg",
-        "fedbn": "fedbn",
-        "fedper": "fedper",
-        "fedcm": "fedcm",
-        "clip": "clip",
-        "quantize": "quantize",
-        "top-k": "top_k",
-        "fedbuff": "fedbuff",
-        "fedasync": "fedasync",
+        "fedadam fedyogi fedadagrad": "fedopt",
+        "scaffold fednova feddyn median trimmed-mean krum centred-clipping bucketing": OWN,
+        "qfedavg fedbn fedper fedcm clip quantize top-k fedbuff fedasync": OWN,
     },
 )
 
 MODELS = ByName(
     "fedlens.models",
     {
-        "alexnet": "alexnet",
-        "alexnet-32": "alexnet",
-        "fedns-cnn": "two_convolutions",
-        "hsu-cnn": "two_convolutions",
-        "lenet5": "two_convolutions",
-        "linear": "linear",
+        "alexnet alexnet-32": "alexnet",
+        "fedns-cnn hsu-cnn lenet5": "two_convolutions",
+        "linear": OWN,
         "mcmahan-cnn": "two_convolutions",
-        "mobilenetv2": "mobilenetv2",
-        "pfl-cnn": "pfl_cnn",
-        "resnet18": "resnet18",
+        "mobilenetv2 pfl-cnn resnet18": OWN,
         "simple-cnn": "two_convolutions",
-        "vgg11": "vgg11",
+        "vgg11": OWN,
     },
     libraries={"timm": "timm"},
 )
 
 LOSSES = ByName(
     "fedlens.algorithm.pieces",
-    {
-        "cross_entropy": "losses",
-        "focal": "losses",
-        "double_softmax": "losses",
-        "squared_error": "losses",
-    },
+    {"cross_entropy focal double_softmax squared_error": "losses"},
 )
 
-OPTIMIZERS = ByName(
-    "fedlens.algorithm.pieces", {"sgd": "optimizers", "adam": "optimizers", "adamw": "optimizers"}
-)
+OPTIMIZERS = ByName("fedlens.algorithm.pieces", {"sgd adam adamw": "optimizers"})
 
-ANNEALS = ByName("fedlens.algorithm.pieces", {"cosine": "anneal", "linear": "anneal"})
+ANNEALS = ByName("fedlens.algorithm.pieces", {"cosine linear": "anneal"})
 """How a learning rate may fall in the course of a client's round."""
 
-METRICS = ByName(
-    "fedlens.evaluation",
-    {
-        "balanced_accuracy": "chosen_metrics",
-        "kappa": "chosen_metrics",
-        "auroc": "chosen_metrics",
-        "ece": "chosen_metrics",
-    },
-)
+METRICS = ByName("fedlens.evaluation", {"balanced_accuracy kappa auroc ece": "chosen_metrics"})
 """Metrics that are measured only if `evaluate.metrics` names them."""
 
-DEVICES = ByName("fedlens.rounds", {"alike": "devices", "synthetic": "devices", "trace": "devices"})
+DEVICES = ByName("fedlens.rounds", {"alike synthetic trace": "devices"})
 
 SCHEDULES = ByName(
     "fedlens.config",
-    dict.fromkeys(
-        ("constant", "exponential", "step", "cosine", "polynomial", "piecewise", "warm-up"),
-        "schedules",
-    ),
+    {"constant exponential step cosine polynomial piecewise warm-up": "schedules"},
 )
 
 PLAIN_PARTITIONS = ByName(
     "fedlens.data.partitions",
     {
-        "iid": "dealing",
-        "proportions": "dealing",
-        "quantity-dirichlet": "dealing",
-        "power-law": "dealing",
-        "shards": "dealing",
-        "classes": "dealing",
-        "dirichlet": "dealing",
-        "dirichlet-per-class": "dealing",
-        "natural": "found",
-        "s2": "found",
-        "published": "found",
-        "fresh": "by_draw",
-        "drawn": "by_draw",
+        "iid proportions quantity-dirichlet power-law shards classes": "dealing",
+        "dirichlet dirichlet-per-class": "dealing",
+        "natural s2 published": "found",
+        "fresh drawn": "by_draw",
     },
 )
 """Partitions that only assign examples to clients, and change no example."""
 
 PARTITIONS = ByName(
     "fedlens.data.partitions",
-    {**PLAIN_PARTITIONS.modules, "noisy-labels": "altered", "shifted": "altered"},
+    {**PLAIN_PARTITIONS.modules, "noisy-labels shifted": "altered"},
 )
-
 
 DATASETS = ByName(
     "fedlens.data",
     {
         "fashion-mnist-mini": "mini",
-        "fashion-mnist": "published",
-        "mnist": "published",
-        "cifar10": "published",
-        "cifar100": "published",
+        "fashion-mnist mnist cifar10 cifar100": "published",
         "tiny-imagenet": "folders",
-        "femnist": "handwriting",
-        "omniglot": "handwriting",
-        "inaturalist-user-120k": "store",
-        "inaturalist-geo-30k": "store",
-        "inaturalist-geo-3k": "store",
-        "inaturalist-geo-1k": "store",
-        "inaturalist-geo-100": "store",
-        "landmarks-user-160k": "store",
+        "femnist omniglot": "handwriting",
+        "inaturalist-user-120k inaturalist-geo-30k inaturalist-geo-3k": "store",
+        "inaturalist-geo-1k inaturalist-geo-100 landmarks-user-160k": "store",
         "folder": "folders",
         "csv": "csv_files",
         "npz": "numpy_files",
-        "hugging-face": "hugging_face",
+        "hugging-face": OWN,
     },
 )
 
@@ -182,43 +113,24 @@ OWN_CLIENTS = {
 RECIPES = ByName(
     "fedlens.recipes",
     {
-        "fedavg-cifar10/headline": "fedavg_cifar10.figures",
-        "fedavg-cifar10/figure12": "fedavg_cifar10.figures",
-        "fedavg-cifar10/figure13": "fedavg_cifar10.figures",
-        "fedavg-cifar10/figure14": "fedavg_cifar10.figures",
-        "fedavg-cifar10/figure16": "fedavg_cifar10.figures",
-        "fedavg-cifar10/figure17": "fedavg_cifar10.figures",
-        "fedavg-cifar10/figure18": "fedavg_cifar10.figures",
-        "fedavg-cifar10/architectures": "fedavg_cifar10.figures",
-        "fedavg-cifar10/fedprox": "fedavg_cifar10.figures",
-        "fedavg-cifar10/samples": "fedavg_cifar10.figures",
+        "fedavg-cifar10/headline fedavg-cifar10/figure12": "fedavg_cifar10.figures",
+        "fedavg-cifar10/figure13 fedavg-cifar10/figure14": "fedavg_cifar10.figures",
+        "fedavg-cifar10/figure16 fedavg-cifar10/figure17": "fedavg_cifar10.figures",
+        "fedavg-cifar10/figure18 fedavg-cifar10/architectures": "fedavg_cifar10.figures",
+        "fedavg-cifar10/fedprox fedavg-cifar10/samples": "fedavg_cifar10.figures",
         "hsu2020/table1": "hsu2020.distributions",
-        "hsu2020/table2": "hsu2020.tables",
-        "hsu2020/table3": "hsu2020.tables",
-        "hsu2020/table4": "hsu2020.tables",
-        "hsu2020/table5": "hsu2020.tables",
-        "hsu2020/figure1": "hsu2020.distributions",
-        "hsu2020/figure2": "hsu2020.distributions",
-        "hsu2020/figure3": "hsu2020.distributions",
+        "hsu2020/table2 hsu2020/table3 hsu2020/table4 hsu2020/table5": "hsu2020.tables",
+        "hsu2020/figure1 hsu2020/figure2 hsu2020/figure3": "hsu2020.distributions",
         "hsu2020/figure4": "hsu2020.figure4",
         "hsu2020/figure4-pilot": "hsu2020.figure4_pilot",
-        "hsu2020/figure5": "hsu2020.tables",
-        "hsu2020/figure6": "hsu2020.tables",
-        "hsu2020/figure7": "hsu2020.tables",
+        "hsu2020/figure5 hsu2020/figure6 hsu2020/figure7": "hsu2020.tables",
         "hsu2020/figure8": "hsu2020.figure8",
         "hsu2020/figure9": "hsu2020.tables",
         "hsu2020/figure10": "hsu2020.distributions",
         "hsu2020/composed": "hsu2020.tables",
-        "fedns/table1": "fedns.setting",
-        "fedns/table2": "fedns.setting",
-        "fedns/table3": "fedns.setting",
-        "fedns/figure1": "fedns.setting",
-        "fedns/figure2": "fedns.setting",
-        "fedns/figure3": "fedns.setting",
-        "ghaemi/centralised": "ghaemi.algorithms",
-        "ghaemi/fedavg": "ghaemi.algorithms",
-        "ghaemi/fedprox": "ghaemi.algorithms",
-        "ghaemi/liadmm": "ghaemi.algorithms",
+        "fedns/table1 fedns/table2 fedns/table3 fedns/figure1": "fedns.setting",
+        "fedns/figure2 fedns/figure3": "fedns.setting",
+        "ghaemi/centralised ghaemi/fedavg ghaemi/fedprox ghaemi/liadmm": "ghaemi.algorithms",
         "ghaemi/fedadmm": "ghaemi.algorithms",
         "ghaemi/why-liadmm-fails": "ghaemi.why_liadmm_fails",
         "ghaemi/samples": "ghaemi.algorithms",
@@ -250,12 +162,7 @@ CHOSEN_BY_NAME: dict[str, ByName] = {
     "clients.devices": DEVICES,
     "local.optimizer": OPTIMIZERS,
     "local.anneal": ANNEALS,
-    "local.lr": SCHEDULES,
-    "local.momentum": SCHEDULES,
-    "local.weight_decay": SCHEDULES,
-    "local.clip": SCHEDULES,
-    "local.clip_value": SCHEDULES,
-    "server.lr": SCHEDULES,
+    **{f"{part}.{name}": SCHEDULES for part, names in SCHEDULED.items() for name in names},
     "evaluate.metrics": METRICS,
 }
 """The keys of an experiment that take names, and these names; keys of numbers take schedules."""

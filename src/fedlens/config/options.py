@@ -120,17 +120,27 @@ def required() -> Any:
     return field()
 
 
+OWN = ""
+"""In a `ByName`: each function is in a module of its own, which is called as it is."""
+
+
 class ByName(Mapping[str, Callable[..., Any]]):
     """Functions by name, from the modules of a package; a module is imported on first access.
 
-    A function is called as the name it is chosen by, with _ for -. `libraries` are other packages,
+    A function is called as the name it is chosen by, with _ for -. `modules` has the names, one or
+    several with spaces between them, and the module of these. `libraries` are other packages,
     whose contents are chosen as "library:name": the function called `library` returns `name`.
     """
 
     def __init__(
         self, package: str, modules: Mapping[str, str], libraries: Mapping[str, str] | None = None
     ) -> None:
-        self.package, self.modules, self.libraries = package, modules, libraries or {}
+        self.package, self.libraries = package, libraries or {}
+        self.modules = {
+            name: module or _function_named(name)
+            for names, module in modules.items()
+            for name in names.split()
+        }
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         library, _, inner = name.partition(":")
