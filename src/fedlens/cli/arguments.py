@@ -7,17 +7,21 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedlens.cli import completion
 from fedlens.data.places import existing
+from fedlens.runs.progress import counted, shown
 from fedlens.storage.reading import argument, printable
 from fedlens.storage.run_files import to_json
+
+if TYPE_CHECKING:
+    from fedlens.report.artists import Artists
 
 ExperimentFile = Annotated[Path, typer.Argument(help="An experiment file, TOML or JSON.")]
 Overrides = Annotated[
@@ -96,6 +100,18 @@ def one_value_each(overrides: Iterable[str], grid: str) -> Iterator[None]:
 def print_json(content: Any) -> None:
     """Print JSON in ASCII, which every terminal shows; numbers that are not finite are null."""
     print(json.dumps(json.loads(to_json(content))), flush=True)
+
+
+def draw_page(
+    runs: Sequence[Path], out: Path | None, quiet: bool, as_json: bool, artists: Artists | None
+) -> None:
+    """Draw the page of runs, and say where it is."""
+    from fedlens.report import report
+
+    with shown(not quiet, counted, "figures") as watch:
+        page = report(runs, out, watch, artists)
+    if not as_json:
+        print(f"report: {printable(str(page))}")
 
 
 def terminal_columns() -> int | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Annotated
 
 import typer
 
-from fedlens.cli.arguments import Json, Quiet
+from fedlens.cli.arguments import Json, Quiet, print_json
 
 
 def bench_command(
@@ -38,7 +37,7 @@ def bench_command(
         bench(name, engine=engine, device=device, precision=precision, watch=say) for name in names
     ]
     if as_json:
-        print(json.dumps(found[0] if len(found) == 1 else found))
+        print_json(found[0] if len(found) == 1 else found)
         return
     first = found[0]
     print(f"engine {first['engine']}, {first['device']}, {first['precision']}, ", end="")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -23,13 +23,12 @@ from fedlens.cli.arguments import (
 )
 from fedlens.cli.report import say_passed_over
 from fedlens.cli.sweep import prepared, run_shown
+from fedlens.config.experiment import Experiment
 from fedlens.config.explained import keys
 from fedlens.config.options import did_you_mean
 from fedlens.runs.progress import counted, shown
 from fedlens.storage.reading import printable
-
-if TYPE_CHECKING:
-    from fedlens.config.experiment import Experiment
+from fedlens.storage.run_files import runs_in
 
 SEEDS = 5  # of each experiment, by default
 
@@ -44,8 +43,7 @@ def compare_command(
         ),
     ],
     by: Annotated[
-        str | None,
-        typer.Option(help="The settings that tell variants apart. [default: algorithm]"),
+        str | None, typer.Option(help="The settings that tell variants apart. [default: algorithm]")
     ] = None,
     target: Annotated[
         float | None,
@@ -69,7 +67,6 @@ def compare_command(
     as_json: Json = False,
 ) -> None:
     """Test whether one algorithm is better than another, by seed."""
-    from fedlens.config.experiment import Experiment
     from fedlens.report.artists import artists
     from fedlens.report.compare import compare
     from fedlens.report.pairs import check_target, pair_rows
@@ -106,11 +103,7 @@ def compare_command(
         raise ValueError(f"{overrides[0]} is for experiment files: run folders have their own")
     elif seeds is not None:
         raise ValueError(f"--seeds {seeds} is for experiment files: run folders have their own")
-    with (
-        drawn,
-        artists() as drawing,
-        shown(not quiet, counted, "figures") as watch,
-    ):
+    with drawn, artists() as drawing, shown(not quiet, counted, "figures") as watch:
         found = compare(variants, by, target, last, out, watch, drawing)
     if found.left_out:
         warn(f"left out: runs that {found.left_out}")
@@ -143,8 +136,6 @@ def _sections() -> set[str]:
 
 def _named(what: list[str]) -> dict[str, list[Path]]:
     """Run folders or files by name, from words `NAME=PATH`; the name is "" for a plain path."""
-    from fedlens.storage.run_files import runs_in
-
     found: dict[str, list[Path]] = {}
     for word in what:
         name, equals, path = word.partition("=")

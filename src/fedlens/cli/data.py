@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedlens.cli import completion
-from fedlens.cli.arguments import DataFolder, Json, Quiet
+from fedlens.cli.arguments import DataFolder, Json, Quiet, print_json
 from fedlens.runs.progress import counted, megabytes, shown
 
 data_app = typer.Typer(no_args_is_help=True, help="List, download, verify and prepare data sets.")
 
 Into = Annotated[
-    Path | None,
-    typer.Option("--data", help="Where to put it. [default: FEDLENS_DATA or cache]"),
+    Path | None, typer.Option("--data", help="Where to put it. [default: FEDLENS_DATA or cache]")
 ]
 
 
@@ -28,12 +26,12 @@ def data_list(data: DataFolder = None, as_json: Json = False) -> None:
 
     rows = listing(Source(data))
     if as_json:
-        print(json.dumps([row._asdict() for row in rows]))
-    else:
-        from fedlens.report.tables import table
+        print_json([row._asdict() for row in rows])
+        return
+    from fedlens.report.tables import table
 
-        body = [[row.name, row.contents, row.where or "not here"] for row in rows]
-        print(table(["data set", "contents", "where"], body))
+    body = [[row.name, row.contents, row.where or "not here"] for row in rows]
+    print(table(["data set", "contents", "where"], body))
 
 
 @data_app.command("get")

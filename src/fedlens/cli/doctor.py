@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from pathlib import Path
 from typing import Any
 
-from fedlens.cli.arguments import DataFolder, Json
+from fedlens.cli.arguments import DataFolder, Json, print_json
 from fedlens.storage.reading import keeping_torch
 from fedlens.version import __version__
 
@@ -32,7 +31,7 @@ def doctor_command(data: DataFolder = None, as_json: Json = False) -> None:
     """Show what this machine has, and what is missing."""
     found = findings(data)
     if as_json:
-        print(json.dumps(found))
+        print_json(found)
         return
     for name, value in found.items():
         shown = value if isinstance(value, dict) else {"": value}

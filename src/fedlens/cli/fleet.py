@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 import sys
 import tempfile
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedlens.cli.arguments import DataFolder, ExperimentFile, Json, Overrides, Quiet
+from fedlens.cli.arguments import DataFolder, ExperimentFile, Json, Overrides, Quiet, print_json
 from fedlens.cli.stopping import Stopped
+from fedlens.config.experiment import Experiment
 from fedlens.runs.progress import rounds as in_rounds
 from fedlens.runs.progress import shown
-from fedlens.storage.reading import printable
+from fedlens.storage.locks import one_writer
+from fedlens.storage.reading import argument, printable
+from fedlens.storage.run_files import can_go_on, identity
 
 fleet_app = typer.Typer(no_args_is_help=True, help="A real federation: a server, and sites.")
 
@@ -28,8 +32,6 @@ def _notify(line: str) -> None:
 
 def _check_installed() -> None:
     """Raise ValueError unless Flower is there, in the version whose private parts are used."""
-    from importlib import metadata
-
     remedy = "install it with: pip install 'fedlens[fleet]'"
     try:
         found = metadata.version("flwr")
@@ -87,14 +89,12 @@ def serve_command(
     """Run an experiment on the sites that join."""
     _check_installed()
     from fedlens.cli.run import finish_run
-    from fedlens.config.experiment import Experiment
     from fedlens.fleet.keys import check_server_keys, public_keys
     from fedlens.fleet.serve import serve
     from fedlens.fleet.server import Job
     from fedlens.fleet.terms import check_possible, for_fleet, say_without_effect
     from fedlens.report.artists import artists
     from fedlens.runs.folder import check_free
-    from fedlens.storage.run_files import can_go_on, identity
 
     described = Experiment.read(experiment, overrides or [])
     check_possible(for_fleet(described))
@@ -151,7 +151,6 @@ def join_command(
     _check_installed()
     from fedlens.fleet.join import join
     from fedlens.fleet.site import CACHE
-    from fedlens.storage.reading import argument
 
     _address(server, "--server", "10.0.0.1:9092")
 
@@ -181,7 +180,6 @@ def approve_command(
     """Show what a server asks of this site, and approve it."""
     from fedlens.fleet.approvals import Approvals
     from fedlens.fleet.policy import Policy, Refused
-    from fedlens.storage.reading import argument
 
     _check_home(home)
     approvals = Approvals(home)
@@ -217,14 +215,9 @@ def approve_command(
 
 
 @fleet_app.command("clean")
-def clean_command(
-    home: Annotated[Path, typer.Argument(help="The site's own folder.")],
-) -> None:
+def clean_command(home: Annotated[Path, typer.Argument(help="The site's own folder.")]) -> None:
     """Delete the decoded images that a site keeps in its folder."""
-    import shutil
-
     from fedlens.fleet.site import CACHE
-    from fedlens.storage.locks import one_writer
 
     _check_home(home)
     with one_writer(home):
@@ -249,7 +242,6 @@ def try_command(
 ) -> None:
     """Run a whole federation here, and compare it with the simulation."""
     _check_installed()
-    from fedlens.config.experiment import Experiment
     from fedlens.fleet.terms import of_sites
     from fedlens.fleet.trial import run_sites, simulated
     from fedlens.runs.folder import check_free
@@ -273,7 +265,7 @@ def try_command(
         with shown(not quiet, in_rounds, "simulated", described.rounds) as watch:
             found |= simulated(described, folder, where, data, watch)
     if as_json:
-        print(json.dumps(found | ({"run": str(out)} if out is not None else {})))
+        print_json(found | ({"run": str(out)} if out is not None else {}))
     else:
         same = "the same bytes" if found["identical"] else "NOT the same bytes"
         counts = f"{_number(found['sites'], 'site')}, {_number(found['rounds'], 'round')}"
@@ -291,10 +283,8 @@ def app_command(
     out: Annotated[str, typer.Option(help="The run folder, on the server.")] = "runs/fleet",
 ) -> None:
     """Make a Flower app of an experiment, for `flwr run`."""
-    from fedlens.config.experiment import Experiment
     from fedlens.fleet.flower import write_app
     from fedlens.fleet.terms import check_possible, of_sites
-    from fedlens.storage.reading import argument
 
     if folder.exists():
         raise ValueError(f"{folder} exists: choose another --to")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedlens.cli.arguments import DataFolder, ExperimentFile, Json, Overrides, Quiet
+from fedlens.cli.arguments import DataFolder, ExperimentFile, Json, Overrides, Quiet, print_json
+from fedlens.config.experiment import Experiment
 from fedlens.runs.progress import counted, shown
+from fedlens.storage.reading import printable
 
 
 def partition_command(
@@ -23,9 +24,6 @@ def partition_command(
     as_json: Json = False,
 ) -> None:
     """Show which client holds which classes, before any training."""
-    from fedlens.config.experiment import Experiment
-    from fedlens.storage.reading import printable
-
     if out is not None and out.suffix != ".png":
         raise ValueError(f"--out {out}: the picture is a PNG file, let its name end in .png")
     chosen = [] if seed is None else [f"clients.seed={seed}"]
@@ -38,7 +36,7 @@ def partition_command(
     with shown(not quiet, counted, "clients") as watch:
         counts = statistics.Counts.of(federation, watch)
     if as_json:
-        print(json.dumps(statistics.summary(counts)))
+        print_json(statistics.summary(counts))
     else:
         for line in statistics.describe(counts):
             print(printable(line))

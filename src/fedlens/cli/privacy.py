@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedlens.cli.arguments import Json, Overrides, print_json
+from fedlens.config.experiment import Experiment
 from fedlens.privacy.events import Neighbours, Release, Sampling
 
 privacy_app = typer.Typer(no_args_is_help=True, help="Plan differential privacy.")
@@ -34,8 +35,7 @@ def plan_command(
     epsilon: Annotated[float | None, typer.Option(help="Find the noise for this ε.")] = None,
     delta: Annotated[float | None, typer.Option(help=f"[default: {DELTA}]")] = None,
     sampling: Annotated[
-        Sampling,
-        typer.Option(help="Each by its own chance, a fixed number, or not drawn at all."),
+        Sampling, typer.Option(help="Each by its own chance, a fixed number, or not drawn at all.")
     ] = "poisson",
     clients: Annotated[int | None, typer.Option(help="Without a file: all clients.")] = None,
     per_round: Annotated[int | None, typer.Option(help="Without a file: those in a round.")] = None,
@@ -110,8 +110,6 @@ def plan_command(
 
 def _sizes(file: Path, overrides: list[str], sampling: str) -> tuple[int, int, int]:
     """The clients, those in a round and the rounds of an experiment."""
-    from fedlens.config.experiment import Experiment
-
     described = Experiment.read(file, overrides)
     if described.clients.count is None:
         raise ValueError(f"{file}: its data say how many clients there are: add clients.count=")

@@ -47,8 +47,7 @@ def reproduce_command(
         ScaleName, typer.Option(help="smoke: seconds; small: minutes; paper: its own settings.")
     ] = "small",
     seeds: Annotated[
-        int | None,
-        typer.Option(help="Seeds of each run, in place of the recipe's number."),
+        int | None, typer.Option(help="Seeds of each run, in place of the recipe's number.")
     ] = None,
     out: Annotated[
         Path | None,
@@ -77,8 +76,7 @@ def reproduce_command(
         typer.Option(help="Take runs that this store has, and pack the others into it."),
     ] = None,
     revision: Annotated[
-        str | None,
-        typer.Option(help="The commit of runs for --store that were made without git."),
+        str | None, typer.Option(help="The commit of runs for --store that were made without git.")
     ] = None,
     data: DataFolder = None,
     ray_address: RayAddress = None,
@@ -267,9 +265,4 @@ def _summary(recipe: str, scale: ScaleName, done: Reproduced) -> dict[str, Any]:
         for cell, of_cell in done.results.runs.items()
         for run in of_cell
     ]
-    return {
-        "recipe": recipe,
-        "scale": scale,
-        "page": str(done.page),
-        "runs": runs,
-    }
+    return {"recipe": recipe, "scale": scale, "page": str(done.page), "runs": runs}

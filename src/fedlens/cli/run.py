@@ -6,10 +6,10 @@ import itertools
 import json
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +23,7 @@ from fedlens.cli.arguments import (
     RayAddress,
     Seed,
     Track,
+    draw_page,
     name_cluster,
     once_written,
     one_value_each,
@@ -30,12 +31,27 @@ from fedlens.cli.arguments import (
     warn,
 )
 from fedlens.cli.stopping import Stopped
-from fedlens.runs.progress import counted, decoding, shown
+from fedlens.config.experiment import Experiment
+from fedlens.config.names import EngineName
+from fedlens.config.options import check
+from fedlens.runs.progress import decoding, shown
 from fedlens.runs.progress import rounds as in_rounds
 from fedlens.storage.reading import argument, printable, reason
+from fedlens.storage.run_files import (
+    EXPERIMENT,
+    MANIFEST,
+    SUMMARY,
+    UNSOUND,
+    Unwritable,
+    can_go_on,
+    check_run,
+    identity,
+    last_saved,
+    read_experiment,
+    read_status,
+)
 
 if TYPE_CHECKING:
-    from fedlens.config.experiment import Experiment
     from fedlens.report.artists import Artists
 
 EXIT = {"finished": 0, "invalid": 1, "diverged": 3, "stopped": 4}
@@ -58,7 +74,6 @@ def run_command(
     as_json: Json = False,
 ) -> None:
     """Run one experiment."""
-    from fedlens.config.experiment import Experiment
     from fedlens.report.artists import artists
 
     given = list(overrides or [])
@@ -96,7 +111,6 @@ def _run(
     from fedlens.runs.track import tracking
     from fedlens.runs.watching import all_of
     from fedlens.setup import build
-    from fedlens.storage.run_files import identity
 
     if isinstance(place, nullcontext):
         check_free(place.enter_result, overwrite, "choose another --out, or add --overwrite")
@@ -127,8 +141,7 @@ def resume_command(
         Path, typer.Argument(metavar="RUN", help="The folder of a run that stopped.")
     ],
     rounds: Annotated[
-        int | None,
-        typer.Option(help="Rounds in all: more, or fewer, than it was started with."),
+        int | None, typer.Option(help="Rounds in all: more, or fewer, than it was started with.")
     ] = None,
     data: DataFolder = None,
     engine: Annotated[
@@ -140,19 +153,9 @@ def resume_command(
     as_json: Json = False,
 ) -> None:
     """Continue a run that stopped, to the same result."""
-    from fedlens.config.names import EngineName
-    from fedlens.config.options import check
     from fedlens.report.artists import artists
     from fedlens.runs.run import resume
     from fedlens.runs.track import tracking
-    from fedlens.runs.watching import all_of
-    from fedlens.storage.run_files import (
-        EXPERIMENT,
-        check_run,
-        last_saved,
-        read_experiment,
-        read_status,
-    )
 
     check_run(folder, [EXPERIMENT])
     tables = read_experiment(folder)
@@ -162,14 +165,9 @@ def resume_command(
     done = last_saved(folder) or 0
     is_over = read_status(folder) == "finished" and total <= done
     with artists() as drawing:
-        with (
-            _resume_hint(folder),
-            tracking(track or (), folder, tables) as send,
-            shown(not quiet, in_rounds, folder.name, total, done) as watch,
-        ):
-            both = all_of(watch, send)
+        with _resume_hint(folder), tracking(track or (), folder, tables) as send:
             result = resume(
-                folder, rounds=rounds, data=data, watch=both, engine=chosen, progress=False
+                folder, rounds=rounds, data=data, watch=send, engine=chosen, progress=not quiet
             )
         if is_over:
             warn(
@@ -183,18 +181,11 @@ def finish_run(
     folder: Path, status: str, as_json: bool, quiet: bool, artists: Artists | None = None
 ) -> None:
     """Print the results of a run that is over, write its page, and exit with its status."""
-    from fedlens.report import read_all, report, rows, table
+    from fedlens.report import read_all, rows, table
     from fedlens.report.cautions import cautions
     from fedlens.report.tables import client_header, client_rows, worth
     from fedlens.runs.active import unsound_losses
-    from fedlens.storage.run_files import (
-        MANIFEST,
-        SUMMARY,
-        UNSOUND,
-        read_manifest,
-        read_records,
-        read_summary,
-    )
+    from fedlens.runs.records import settings
 
     with once_written():
         (run,) = read_all([folder])
@@ -214,42 +205,32 @@ def finish_run(
                 print(f"ended:  {printable(str(run.summary['reason']))}")
             # Flushed at once, since the page takes longer than some runs.
             print(f"run:    {printable(str(folder))}", flush=True)
-        with shown(not quiet, counted, "figures") as watch:
-            page = report([folder], None, watch, artists)
-        if not as_json:
-            print(f"report: {printable(str(page))}")
-    summary = read_summary(folder)
-    listed = read_manifest(folder).get("left_out")
+        draw_page([folder], None, quiet, as_json, artists)
+    listed = run.manifest.get("left_out")
     left_out = len(listed) if isinstance(listed, list) else 0
     if left_out:
         images = "1 image was" if left_out == 1 else f"{left_out:,} images were"
         warn(f"{images} left out, listed in {folder / MANIFEST}")
-    wrong = unsound_losses(read_records(folder)) if status == "invalid" else []
-    if wrong:
+    smaller, count = f"a smaller {_step_size(settings(run.experiment))}", len(run.rounds)
+    if wrong := unsound_losses(run.rounds) if status == "invalid" else []:
         warn(
             f"the run is over, but its final {' and '.join(wrong)} is {UNSOUND}: "
-            f"look at the test images and at the model, or try a smaller {_step_size(folder)}"
+            f"look at the test images and at the model, or try {smaller}"
         )
-    elif summary.get("collapsed") and status != "diverged":
-        count = summary["rounds"]
+    elif run.summary.get("collapsed") and status != "diverged":
         warn(
-            f"after {count} round{'' if count == 1 else 's'} the model gives every image "
-            "the same class: train longer or, if it did better before, with a smaller "
-            f"{_step_size(folder)}"
+            f"after {count} round{'' if count == 1 else 's'} the model gives every image the same "
+            f"class: train longer or, if it did better before, with {smaller}"
         )
     if status == "diverged":
-        warn(f"the run diverged in round {summary['rounds']}: try a smaller {_step_size(folder)}")
+        warn(f"the run diverged in round {count}: try {smaller}")
     if status == "stopped":
-        warn(f"the run stopped: {summary['reason']}")
+        warn(f"the run stopped: {run.summary['reason']}")
     raise SystemExit(EXIT[status])
 
 
-def _step_size(folder: Path) -> str:
+def _step_size(chosen: Mapping[str, Any]) -> str:
     """The key of the setting that determines the size of a run's local steps."""
-    from fedlens.runs.records import settings
-    from fedlens.storage.run_files import read_experiment
-
-    chosen = settings(read_experiment(folder))
     for name in ("liadmm", "celiadmm"):
         own = f"algorithm.{name}"
         if f"{own}.gamma" in chosen and chosen.get(f"{own}.local") != "training":
@@ -288,8 +269,6 @@ def _resume_hint(folder: Path, replaced: tuple[int, int] | None = None) -> Itera
 
     `replaced` is the identity of the earlier run folder that this run replaces.
     """
-    from fedlens.storage.run_files import Unwritable, can_go_on
-
     command = f"fedlens resume {argument(folder)}"
     try:
         yield

@@ -16,6 +16,7 @@ from fedlens.cli.arguments import (
     Json,
     Quiet,
     RayAddress,
+    draw_page,
     name_cluster,
     once_written,
     one_value_each,
@@ -25,13 +26,13 @@ from fedlens.cli.arguments import (
 )
 from fedlens.cli.run import EXIT
 from fedlens.cli.stopping import Stopped
+from fedlens.config.experiment import Experiment
 from fedlens.runs.progress import counted, shown
 from fedlens.runs.progress import rounds as in_rounds
 from fedlens.storage.reading import printable
 from fedlens.storage.run_files import UNSOUND
 
 if TYPE_CHECKING:
-    from fedlens.config.experiment import Experiment
     from fedlens.report.artists import Artists
     from fedlens.runs.result import Result
     from fedlens.runs.sweep import Sweep
@@ -64,7 +65,6 @@ def sweep_command(
     as_json: Json = False,
 ) -> None:
     """Run every combination of values. The same command continues a sweep that stopped."""
-    from fedlens.config.experiment import Experiment
     from fedlens.report.artists import artists
     from fedlens.runs.grid import combinations, naming, parse_axes
 
@@ -113,7 +113,6 @@ def run_shown(sweep: Sweep, folder: Path, quiet: bool) -> dict[str, Result]:
 
 def _seed(file: Path, overrides: list[str], axes: Mapping[str, Sequence[Any]]) -> int:
     """The seed of an experiment, which may need what a grid sets in order to be valid."""
-    from fedlens.config.experiment import Experiment
     from fedlens.runs.grid import combinations
 
     try:
@@ -132,13 +131,9 @@ def _seed(file: Path, overrides: list[str], axes: Mapping[str, Sequence[Any]]) -
 
 
 def _finish(
-    results: dict[str, Result],
-    folder: Path,
-    as_json: bool,
-    quiet: bool,
-    artists: Artists | None,
+    results: dict[str, Result], folder: Path, as_json: bool, quiet: bool, artists: Artists | None
 ) -> None:
-    from fedlens.report import read_all, report, rows, table
+    from fedlens.report import read_all, rows, table
     from fedlens.report.groups import means
 
     runs = [folder / name for name in results]
@@ -155,10 +150,7 @@ def _finish(
                 for words in best:
                     print(f"best:   {printable(words)}")
             print(f"runs:   {printable(str(folder))}", flush=True)
-        with shown(not quiet, counted, "figures") as watch:
-            page = report(runs, folder, watch, artists)
-        if not as_json:
-            print(f"report: {printable(str(page))}")
+        draw_page(runs, folder, quiet, as_json, artists)
     ends = {"diverged": "diverged", "invalid": f"ended with a loss that is {UNSOUND}"}
     for status, words in ends.items():
         names = [name for name, result in results.items() if result.status == status]
