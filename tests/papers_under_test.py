@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithm.dp_sgd import protect_examples
 from fedlens.algorithm.pieces import (
     ByEffectiveNumber,
     ClippedByNorm,
@@ -14,6 +15,7 @@ from fedlens.algorithm.pieces import (
     Epochs,
     Objective,
     Sgd,
+    Steps,
     Uniformly,
 )
 from fedlens.algorithm.pieces.losses import focal, with_options
@@ -162,3 +164,21 @@ ALGORITHMS = {
         BASE, objective=FOCAL, solve=ClippedByValue(ClippedByNorm(ADAMW, 0.5), 0.05), reset=False
     ),
 }
+
+
+def _private(base: Algorithm) -> Algorithm:
+    return protect_examples(base, clip=0.5, noise=0.8)
+
+
+PRIVATE = {
+    "momentum and weight decay": _private(BASE),
+    "fedprox": compose(_private(PLAIN), fedprox(0.1)),
+    "feddyn": compose(_private(PLAIN), feddyn(alpha=0.1)),
+    "scaffold with momentum": compose(_private(BASE), scaffold()),
+    "clipped, by adamw that is kept": _private(
+        replace(BASE, solve=ClippedByNorm(ADAMW, 0.5), reset=False)
+    ),
+    "an asynchronous server": compose(_private(PLAIN), fedbuff(buffer=3)),
+    "one step of a few examples": _private(replace(PLAIN, draw=Steps(2, 1, 1, "steps"))),
+}
+"""Algorithms that protect single examples: for models that have no batch normalisation."""

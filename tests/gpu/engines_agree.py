@@ -21,7 +21,7 @@ from fedlens.rounds import State, begin, run_round
 from fedlens.rounds.client import ClientProgram
 from tests import side_by_side
 from tests.federations import RAGGED, in_bytes, noisy_images, small_cnn
-from tests.papers_under_test import ALGORITHMS, AUGMENTS
+from tests.papers_under_test import ALGORITHMS, AUGMENTS, PRIVATE
 from tests.side_by_side import points
 
 GPU = torch.device("cuda")
@@ -72,6 +72,12 @@ def main() -> None:
         bad, total = bad + (not off < 1e-9), total + 1
         print(f"{'agrees ' if off < 1e-9 else 'differs'} {off:.1e}  {what}", flush=True)
 
+    for name, algorithm in PRIVATE.items():
+        module = small_cnn("group", dropout=0.3)
+        expected = train(algorithm, Sequential, module, federation)
+        note(
+            difference(train(algorithm, Stacked, module, federation), expected), f"private  {name}"
+        )
     for name, algorithm in ALGORITHMS.items():
         for kind in ("group", "batch"):
             module = small_cnn(kind, dropout=0.3 if kind == "batch" else 0.0)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,16 +34,25 @@ class Plan:
 
     index: Tensor  # [C, T, B] int64, positions in Examples
     counts: Tensor  # [C, T] int64: the first `counts` of a batch are examples, the rest padding
+    taken: Tensor | None = None  # [C] the steps, if batches may be empty
+
+    def rows(self, which: slice | Tensor) -> Plan:
+        """The plan of some of the clients."""
+        taken = None if self.taken is None else self.taken[which]
+        return Plan(self.index[which], self.counts[which], taken)
 
     @cached_property
     def steps(self) -> Tensor:  # [C] how many steps each client takes
+        if self.taken is not None:
+            return self.taken
         return torch.from_numpy((self.counts.numpy() > 0).sum(1))
 
     @cached_property
     def cuts(self) -> Cuts:
         """Valid for clients sorted by their number of steps, as in `ClientInputs`."""
-        counts = self.counts.numpy()
-        training, widths = (counts > 0).sum(0), counts.max(0, initial=0)
+        counts, step = self.counts.numpy(), np.arange(self.counts.shape[1])
+        training = (self.steps.numpy()[:, None] > step).sum(0)
+        widths = counts.max(0, initial=0).clip(min=1)  # padding, if all are empty
         num_steps = int((training > 0).sum())
         return tuple(training[:num_steps].tolist()), tuple(widths[:num_steps].tolist())
 

@@ -87,6 +87,8 @@ def _holds(algorithm: Algorithm) -> bool:
     step, weights = algorithm.local_step, algorithm.objective.weights
     if step is None or not step.contracts or not algorithm.reset:
         return False
+    if algorithm.objective.private is not None:
+        return False
     if algorithm.pace is not None and algorithm.pace.since == "now":
         return False  # factors give the distance from the model that a client started from
     decay = step.decay

@@ -19,8 +19,8 @@ from fedlens.algorithm import Algorithm
 from fedlens.core import Cuts, Local
 from fedlens.core.federation import Examples
 from fedlens.core.trees import copies, copy_tensors, tensors_in
-from fedlens.network.model import Model
 from fedlens.network.ops import compile_ahead
+from fedlens.network.private import AnyModel
 from fedlens.rounds.client import ClientProgram, StepInput, TakeSteps
 from fedlens.rounds.engine import Recorder
 from fedlens.rounds.work import ClientInputs, PackedInputs, Part, Shared, Work
@@ -33,7 +33,7 @@ BLOCK = 32  # steps that are recorded together in a longer round
 
 def run_program(
     program: ClientProgram,
-    model: Model,
+    model: AnyModel,
     examples: Examples,
     shared: Shared,
     work: Work,
@@ -53,7 +53,8 @@ def run_program(
         )
     numbers = None if recorder is None else program.numbers
     packed, unpack, shapes = PackedInputs.of(ClientInputs.of(work, numbers), device)
-    shape = work.plan.cuts
+    # Poisson batches have widths that never recur.
+    shape = work.plan.cuts if work.plan.taken is None else _widest(work)
 
     def whole_round(shared: Shared, packed: PackedInputs) -> list[Part]:
         return program.run(model, examples, shape, spans, shared, unpack(packed))
@@ -72,7 +73,7 @@ def run_program(
 
 
 def warm_up(
-    program: ClientProgram, model: Model, examples: Examples, shared: Shared, work: Work
+    program: ClientProgram, model: AnyModel, examples: Examples, shared: Shared, work: Work
 ) -> None:
     """Compile the kernels of a first round together; in the round they would compile one by one."""
     packed, unpack, _ = PackedInputs.of(
@@ -100,7 +101,7 @@ class StepsInPlace:
     """
 
     program: ClientProgram
-    model: Model
+    model: AnyModel
     examples: Examples
 
     def __call__(self, local: Local, now: StepInput) -> Tensor:

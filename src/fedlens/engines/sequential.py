@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedlens.core.federation import Examples
 from fedlens.engines.recording import run_program
-from fedlens.network.model import Model
 from fedlens.network.network import Network
+from fedlens.network.private import AnyModel
 from fedlens.rounds.client import ClientProgram, TakeSteps
 from fedlens.rounds.engine import Engine
 from fedlens.rounds.work import Part, Shared, Work
@@ -32,8 +32,10 @@ class Sequential(Engine):
     name: ClassVar[str] = "sequential"
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
-        model = self.network.single
-        if self.fast:
+        model: AnyModel = self.network.single
+        if program.is_private:
+            model = self.network.private
+        elif self.fast:
             model = self._fast_model(program)
             shared = shared._replace(params=self.network.lay_out_single(shared.params))
         for client in range(len(work)):
@@ -44,7 +46,7 @@ class Sequential(Engine):
             )
 
     def _counted_steps(
-        self, program: ClientProgram, model: Model, work: Work, client: int
+        self, program: ClientProgram, model: AnyModel, work: Work, client: int
     ) -> TakeSteps | None:
         """`ClientProgram.take_steps` that reports each step of a client, if anybody listens."""
         on_step, taken = self.on_step, itertools.count(1)
@@ -60,7 +62,7 @@ class Sequential(Engine):
     def predicts_fast(self) -> bool:
         return self.fast
 
-    def _fast_model(self, program: ClientProgram) -> Model:
+    def _fast_model(self, program: ClientProgram) -> AnyModel:
         """The fast model. With plain SGD its layers apply their steps in the backward pass."""
         step = program.algorithm.local_step
         if step is None or not step.is_plain or isinstance(step.lr, Tensor):

@@ -140,12 +140,13 @@ class Stacked(Engine):
                 prepared.formed[key] = form.program(program)
             program, shared = prepared.formed[key], form.send(shared, work)
             recorder = None if recorder is None else OfForm(key, recorder)
+        model = self.network.private if program.is_private else self.network.stacked
         probes = device.type == "cuda" and not self._has_probed
         if probes:
-            warm_up(program, self.network.stacked, self.examples, shared, work)
+            warm_up(program, model, self.examples, shared, work)
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
-        parts = run_program(program, self.network.stacked, self.examples, shared, work, recorder)
+        parts = run_program(program, model, self.examples, shared, work, recorder)
         if probes:
             each = max((torch.cuda.max_memory_allocated(device) - before) // len(work), 1)
             self.at_once, self._has_probed = max(int(SHARE * memory_of(device) / each), 1), True

@@ -13,7 +13,8 @@ from fedlens.core import Tree
 from fedlens.network.layers import side_inputs
 from fedlens.network.model import Constants, Numerics
 from fedlens.network.single.layers import FastLayer, FastPath, on_fast_path
-from fedlens.network.stacked.reader import StackedModule
+from fedlens.network.stacked.layers import Form
+from fedlens.network.stacked.reader import Run, StackedModule
 
 
 class FunctionalModule:
@@ -131,7 +132,7 @@ class LayeredModel:
     def __call__(
         self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tree]:
-        return self._logits(params | buffers, images, keys, mask, training=True), buffers
+        return self.logits(params | buffers, images, keys, mask, training=True), buffers
 
     def normalise(self, images: Tensor) -> Tensor:
         return self.numerics.normalise(images)
@@ -140,16 +141,23 @@ class LayeredModel:
         """(parameters and buffers [C], images [C, B]) -> the logits [C, B, L] in evaluation."""
         key = torch.zeros(len(images), dtype=torch.int64, device=images.device)
         mask = torch.ones(images.shape[:2], device=images.device)
-        return self._logits(tensors, images, key, mask, training=False)
+        return self.logits(tensors, images, key, mask, training=False)
 
-    def _logits(
-        self, tensors: Tree, images: Tensor, keys: Tensor, mask: Tensor, *, training: bool
+    def logits(
+        self,
+        tensors: Tree,
+        images: Tensor,
+        keys: Tensor,
+        mask: Tensor,
+        *,
+        training: bool,
+        run: Run = Form.__call__,
     ) -> Tensor:
         self.mode.set(training)
         frozen = self.constants.on(images.device)
         same = {name: t.expand(len(keys), *t.shape) for name, t in frozen.items()}
         inputs = self.normalise(images)
-        return self.module(tensors | same, self.numerics.cast, inputs, keys, mask)
+        return self.module(tensors | same, self.numerics.cast, inputs, keys, mask, run)
 
 
 @dataclass(frozen=True)

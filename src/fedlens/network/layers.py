@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._C._functorch import is_batchedtensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -56,7 +56,7 @@ def keyed_dropout(
     scale = WHOLE / (WHOLE - num_dropped)
     least = num_dropped - 2**15
     # The in-place form, which vmap lacks, gives int16 and not bool, which a CPU converts slowly.
-    kept = lanes >= least if is_batchedtensor(lanes) else lanes.ge_(least)
+    kept = lanes >= least if is_functorch_wrapped_tensor(lanes) else lanes.ge_(least)
     keep = kept.to(x.dtype).mul_(scale)
     return x * keep.view(*keep.shape, *[1] * (x.ndim - keep.ndim))
 
@@ -68,7 +68,7 @@ def dropout_word(layer: int, call: int) -> int:
 
 def _lanes(hashes: Tensor) -> Tensor:
     """Each hash as four numbers in -2^15..2^15 - 1, the lowest bits first."""
-    if not is_batchedtensor(hashes):
+    if not is_functorch_wrapped_tensor(hashes):
         return hashes.view(torch.int16)
     # vmap does not support a view with another dtype.
     return torch.stack([(hashes << (48 - 16 * i)) >> 48 for i in range(LANES)], -1).flatten(-2)

@@ -22,6 +22,7 @@ from fedlens.network.functional import (
 from fedlens.network.layers import prepare, side_inputs
 from fedlens.network.layout import Layout
 from fedlens.network.model import Constants, Model, Numerics
+from fedlens.network.private import PrivateModel, private_model
 from fedlens.network.single import winograd
 from fedlens.network.single.layers import (
     FastPath,
@@ -82,6 +83,11 @@ class Network:
             else MappedModel(self._functional)
         )
         """C clients at once: layer by layer if the module can be traced, else by vmap."""
+
+    @cached_property
+    def private(self) -> PrivateModel:
+        """`stacked` with gradients that are clipped example by example."""
+        return private_model(self.stacked, self.module)
 
     @property
     def params(self) -> Tree:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedlens.algorithm import Algorithm, numbers_of, pick, same, side_by_side, with_numbers
 from fedlens.algorithm.channel import encode, first_memory
+from fedlens.algorithm.pieces import Objective
 from fedlens.algorithm.slots import OWN, LocalStep
 from fedlens.config.names import refuse_taken
 from fedlens.core import Batch, Cuts, FactoredWeights, Local, Memory, Tree, Upload, keys, tree_map
@@ -29,8 +30,8 @@ from fedlens.core.trees import in_order, join, map_tensors, stack, unstack
 from fedlens.data.augment import Augment
 from fedlens.data.augment.mixup import Mixture
 from fedlens.network.layout import Layout
-from fedlens.network.model import Model
-from fedlens.network.ops import local_step_
+from fedlens.network.ops import local_step_, weighted_mean
+from fedlens.network.private import AnyModel, PrivateModel
 from fedlens.rounds.uploads import NORM, norm_of
 from fedlens.rounds.work import ClientInputs, Part, Shared, Span, Spans
 
@@ -200,6 +201,33 @@ AUGMENT = keys.purpose("augment")
 _A_NUMBER = torch.tensor(1.0)  # stands for every nonzero number in `ClientProgram._structure`
 
 
+def _gradients(loss: Tensor, ones: Tensor, local: Local, *, zeros: bool = True) -> Tree:
+    """The gradients of a loss [C]; zeros, or none, by parameters that play no role in it."""
+    params = list(local.params.values())
+    found = torch.autograd.grad(
+        one_for_all(loss, ones), params, allow_unused=True, materialize_grads=zeros
+    )
+    return {name: g for name, g in zip(local.params, found, strict=True) if g is not None}
+
+
+def _private_gradients(
+    model: PrivateModel, objective: Objective, batch: Batch, local: Local, now: StepInput
+) -> tuple[Tree, Tensor]:
+    """Clipped and noisy gradients, and the mean loss [C]."""
+    private = objective.private
+    assert private is not None
+    logits, notes = model(local.params, batch.images, now.dropout_keys, batch.mask)
+    losses = objective.loss(logits.to(batch.mask), batch.labels)
+    plain_loss = weighted_mean(losses.detach(), batch.mask)
+    grads = private(notes.clipped_sums(losses, batch.mask, private.clip), local)
+    if objective.penalties:
+        pulls = _gradients(
+            objective.penalised(torch.zeros_like(plain_loss), local), now.ones, local
+        )
+        grads = {name: g + pulls[name] for name, g in grads.items()}
+    return grads, plain_loss
+
+
 @dataclass(frozen=True)
 class ClientProgram:
     """Local training, uploads and, if `combine` is linear or all clients are here, combination.
@@ -231,6 +259,11 @@ class ClientProgram:
             solve=side_by_side([one.solve for one in each], like),
         )
         return replace(first, algorithm=algorithm, each=each)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether gradients are clipped example by example."""
+        return self.algorithm.objective.private is not None
 
     @property
     def algorithms(self) -> tuple[Algorithm, ...]:
@@ -282,7 +315,7 @@ class ClientProgram:
 
     def run(
         self,
-        model: Model,
+        model: AnyModel,
         examples: Examples,
         cuts: Cuts,
         spans: Spans,
@@ -379,7 +412,7 @@ class ClientProgram:
 
     def take_steps(
         self,
-        model: Model,
+        model: AnyModel,
         examples: Examples,
         algorithm: Algorithm,
         local: Local,
@@ -396,35 +429,32 @@ class ClientProgram:
         return local, torch.stack(losses, 1)
 
     def _take_step(
-        self, model: Model, images: Tensor, algorithm: Algorithm, local: Local, now: StepInput
+        self, model: AnyModel, images: Tensor, algorithm: Algorithm, local: Local, now: StepInput
     ) -> tuple[Local, Tensor]:
         """Take one step of every client; the loss is [C]."""
         batch, mixture = as_batch(images, now, self.augment)
         for p in local.params.values():
             p.requires_grad_()
-        weights: dict[str, Any] = local.params
-        if self.form is not None:
-            weights = weights | self.form.weights(local, now.step)
-        logits, local.buffers = model(
-            weights, local.buffers, batch.images, now.dropout_keys, batch.mask
-        )
         objective, step = algorithm.objective, algorithm.local_step
         contracts = step is not None and step.contracts and not step.is_plain
         if contracts:  # `local_step_` applies the penalties
             objective = replace(objective, penalties=())
-        if mixture is not None:
-            logits, batch = mixture.two_labels(logits, batch)
         local.step, local.count = now.step, now.counts
-        loss, plain_loss = objective(logits, batch, local)
-        local.loss = plain_loss
-        found = torch.autograd.grad(
-            one_for_all(loss, now.ones),
-            list(local.params.values()),
-            allow_unused=True,
+        if isinstance(model, PrivateModel):
+            grads, plain_loss = _private_gradients(model, objective, batch, local, now)
+        else:
+            weights: dict[str, Any] = local.params
+            if self.form is not None:
+                weights = weights | self.form.weights(local, now.step)
+            logits, local.buffers = model(
+                weights, local.buffers, batch.images, now.dropout_keys, batch.mask
+            )
+            if mixture is not None:
+                logits, batch = mixture.two_labels(logits, batch)
+            loss, plain_loss = objective(logits, batch, local)
+            local.loss = plain_loss
             # Layers that take their step in the backward pass return no gradients.
-            materialize_grads=not model.takes_steps,
-        )
-        grads = {name: g for name, g in zip(local.params, found, strict=True) if g is not None}
+            grads = _gradients(loss, now.ones, local, zeros=not model.takes_steps)
         params = {name: local.params[name] for name in grads}
         if params:
             with torch.no_grad():

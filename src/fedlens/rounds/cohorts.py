@@ -43,8 +43,8 @@ class Asked(NamedTuple):
         if list(which) == list(range(len(self.clients))):
             return self
         rows = torch.tensor(which, dtype=torch.int64)
-        plan = Plan(self.plan.index[rows], self.plan.counts[rows])
-        return Asked(self.clients[rows], self.keys[rows], self.holdings.take(rows), plan)
+        own = self.clients[rows], self.keys[rows], self.holdings.take(rows)
+        return Asked(*own, self.plan.rows(rows))
 
 
 class Started(NamedTuple):
@@ -142,7 +142,7 @@ def ask(chosen: Sequence[tuple[Call, Tensor]]) -> list[Asked]:
         whole = draws[0](holdings, keys.fold(torch.cat([own for _, own, _ in found]), DRAW))
         ends = list(accumulate(len(clients) for clients, _, _ in found))
         rows = [slice(first, end) for first, end in pairwise([0, *ends])]
-        plans = [Plan(whole.index[some], whole.counts[some]) for some in rows]
+        plans = [whole.rows(some) for some in rows]
     else:
         plans = [
             draw(held, torch.from_numpy(keys.fold(own.numpy(), DRAW)))

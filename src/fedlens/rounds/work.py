@@ -235,4 +235,6 @@ def _joint_plan(plans: Sequence[Plan]) -> Plan:
             plan = Plan(F.pad(plan.index, more), F.pad(plan.counts, more[2:]))
         index.append(plan.index)
         counts.append(plan.counts)
-    return Plan(torch.cat(index), torch.cat(counts))
+    known = any(plan.taken is not None for plan in plans)
+    taken = torch.cat([plan.steps for plan in plans]) if known else None
+    return Plan(torch.cat(index), torch.cat(counts), taken)

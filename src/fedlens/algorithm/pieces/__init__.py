@@ -8,6 +8,7 @@ number per experiment where one number was.
 from fedlens.algorithm.pieces.combine import WeightedSum as WeightedSum
 from fedlens.algorithm.pieces.draw import WHOLE_EPOCHS as WHOLE_EPOCHS
 from fedlens.algorithm.pieces.draw import Epochs as Epochs
+from fedlens.algorithm.pieces.draw import PoissonBatches as PoissonBatches
 from fedlens.algorithm.pieces.draw import Steps as Steps
 from fedlens.algorithm.pieces.draw import Virtual as Virtual
 from fedlens.algorithm.pieces.losses import cross_entropy as cross_entropy
@@ -15,6 +16,7 @@ from fedlens.algorithm.pieces.losses import double_softmax as double_softmax
 from fedlens.algorithm.pieces.losses import squared_error as squared_error
 from fedlens.algorithm.pieces.objective import ByEffectiveNumber as ByEffectiveNumber
 from fedlens.algorithm.pieces.objective import Objective as Objective
+from fedlens.algorithm.pieces.per_example import PerExample as PerExample
 from fedlens.algorithm.pieces.personal import OwnHead as OwnHead
 from fedlens.algorithm.pieces.personal import OwnNorms as OwnNorms
 from fedlens.algorithm.pieces.select import BySize as BySize

@@ -1,5 +1,7 @@
 """draw: which of its examples each client sees in a round, batch by batch."""
 
+import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -161,3 +163,66 @@ class Virtual(Draw):
 
     def plan_size(self, held: int) -> int:
         return self.size
+
+
+@dataclass(frozen=True)
+class PoissonBatches(Draw):
+    """Each example is in each batch with probability q = batch_size / n, independently of others.
+
+    So the size of a batch varies, and may be 0; q is 1 for a client that holds fewer. A client
+    takes `amount` steps, or n / batch_size steps for each of `amount` passes. The draws are by key
+    or, if `secret`, from the operating system: a batch protects only who does not know it.
+    """
+
+    batch_size: int
+    amount: float
+    of: Literal["steps", "epochs"] = "epochs"
+    secret: bool = False
+    by_client: ClassVar[bool] = True
+
+    def rate(self, held: int) -> float:
+        return min(1.0, self.batch_size / max(held, 1))
+
+    def num_steps(self, held: int) -> int:
+        """The steps of a client that holds this many examples."""
+        passes = held / self.batch_size if self.of == "epochs" else 1
+        return max(math.ceil(self.amount * passes - 1e-9), 1) if held else 0
+
+    def widest(self, held: int) -> int:
+        """A size that batches of a client seldom exceed; the plan is wider if one does."""
+        expected = min(held, self.batch_size)
+        return max(min(held, -(-(expected + 4 * math.isqrt(expected)) // 8) * 8), 1)
+
+    def plan_size(self, held: int) -> int:
+        return self.num_steps(held) * self.widest(held)
+
+    def __call__(self, holdings: Holdings, client_keys: Tensor) -> Plan:
+        sizes, offsets = holdings.sizes.tolist(), holdings.offsets.tolist()
+        held = holdings.index.numpy()
+        taken = [self.num_steps(size) for size in sizes]
+        drawn = [
+            [held[first:][self._chosen(key, step, size)] for step in range(steps)]
+            for key, size, steps, first in zip(
+                client_keys.numpy(), sizes, taken, offsets[:-1], strict=True
+            )
+        ]
+        counts = np.zeros((len(sizes), max(taken, default=0)), np.int64)
+        for client, batches in enumerate(drawn):
+            counts[client, : len(batches)] = [len(batch) for batch in batches]
+        # Nearly always the same width, so that a GPU can record a step once.
+        width = max(map(self.widest, sizes), default=1)
+        width = max(width, -(-int(counts.max(initial=0)) // 8) * 8)
+        index = np.zeros((*counts.shape, width), np.int64)
+        for client, batches in enumerate(drawn):
+            for step, batch in enumerate(batches):
+                index[client, step, : len(batch)] = batch
+        plan = (torch.from_numpy(array) for array in (index, counts, np.array(taken, np.int64)))
+        return Plan(*plan)
+
+    def _chosen(self, key: np.int64, step: int, size: int) -> keys.Array:
+        """The positions, of `size`, of the examples in a batch."""
+        if self.secret:
+            words = np.frombuffer(os.urandom(8 * size), np.int64).copy()
+        else:
+            words = keys.fold(keys.fold(np.array([key]), step), np.arange(size))
+        return np.flatnonzero(keys.uniform(words) < self.rate(size))

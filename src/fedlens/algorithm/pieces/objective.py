@@ -7,6 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedlens.algorithm.pieces.losses import Loss, cross_entropy
+from fedlens.algorithm.pieces.per_example import PerExample
 from fedlens.algorithm.slots import ExampleWeight, Penalty
 from fedlens.config.own_code import place_of
 from fedlens.core import Batch, Local, Number, per_row
@@ -55,11 +56,15 @@ class ByEffectiveNumber(ExampleWeight):
 
 @dataclass(frozen=True)
 class Objective:
-    """The weighted mean of the examples' losses, plus penalties: weights multiply, terms add."""
+    """The weighted mean of the examples' losses, plus penalties: weights multiply, terms add.
+
+    With `private`, the gradient of the mean is another one, and examples have no weights.
+    """
 
     loss: Loss = cross_entropy
     weights: tuple[ExampleWeight, ...] = ()
     penalties: tuple[Penalty, ...] = ()
+    private: PerExample | None = None
 
     def times(self, weight: Callable[[Batch, Local], Tensor]) -> "Objective":
         own = weight if isinstance(weight, ExampleWeight) else WeightBy(weight)
@@ -74,14 +79,19 @@ class Objective:
         weight = batch.mask
         for factor in self.weights:
             weight = weight * factor(batch, local)
-        loss = whole = _mean(self.loss, logits, batch.labels, weight)
+        loss = _mean(self.loss, logits, batch.labels, weight)
+        return self.penalised(loss, local), loss.detach()
+
+    def penalised(self, loss: Tensor, local: Local) -> Tensor:  # [C]
+        """A loss plus the penalties."""
+        whole = loss
         for penalty in self.penalties:
             term = penalty(local)
             if term.shape != loss.shape:  # it would be broadcast to all clients
                 found = f"gave a tensor {list(term.shape)}, and not {list(loss.shape)}"
                 raise ValueError(f"{_place(penalty)} {found}: return a number for each client")
             whole = whole + term
-        return whole, loss.detach()
+        return whole
 
 
 def _place(penalty: Penalty) -> str:

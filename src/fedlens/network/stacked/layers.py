@@ -115,10 +115,10 @@ def mapped(layer: nn.Module, x: Activations, given: LayerInput) -> Activations:
 def _mapped(layer: nn.Module, x: Activations, given: LayerInput, tensors: Tree) -> Activations:
     each = vmap(lambda tree, rows: functional_call(layer, tree, (rows,)))
     y = Activations.of(each(tensors, x.by_client()))
-    return y.now(_followed(y.tensor, given.epilogue))
+    return y.now(followed(y.tensor, given.epilogue))
 
 
-def _followed(y: Tensor, epilogue: Epilogue) -> Tensor:
+def followed(y: Tensor, epilogue: Epilogue) -> Tensor:
     """A layer's result after its epilogue, computed by separate operations."""
     y = epilogue(y)
     return y if epilogue.mask is None else dropped_images(y, epilogue.mask)
@@ -207,28 +207,28 @@ def _linear(layer: nn.Linear, x: Activations, given: LayerInput) -> Activations:
 def _convolution(layer: nn.Conv2d, x: Activations, given: LayerInput) -> Activations:
     """Convolve each client's images with its own kernels."""
     weight, bias, epilogue = given.own["weight"], given.own.get("bias"), given.epilogue
-    sides, (down, right) = _sides(layer), layer.stride
+    sides, (down, right) = sides_of(layer), layer.stride
     if layer.groups == layer.in_channels == layer.out_channels and layer.dilation == (1, 1):
         y = convolve_channels(x.tensor, weight, bias, sides, (down, right))
-        return x.now(_followed(y, epilogue))
+        return x.now(followed(y, epilogue))
     # In float32 on a GPU, the patches of large batches would take too much memory.
     in_patches = not (x.tensor.is_cuda and x.tensor.dtype is torch.float32)
     if not (layer.groups == 1 and layer.dilation == (1, 1) and in_patches):
         geometry: Any = layer.stride, layer.dilation, layer.groups
         y = grouped_convolve(x.tensor, weight, bias, sides, *geometry)
-        return x.now(_followed(y, epilogue))
+        return x.now(followed(y, epilogue))
     if weight.shape[3:] == (1, 1) and not any(sides):  # a linear layer on pixels
         pixels = strided_pixels(x.tensor, (down, right))
         rows = pixels.reshape(x.clients, -1, pixels.shape[3])
         y = linear(rows, weight.flatten(2), bias, relu=epilogue.relu)
         y = y.view(*pixels.shape[:3], -1).permute(0, 3, 1, 2)
-        return x.now(_followed(y, replace(epilogue, relu=False)))
+        return x.now(followed(y, replace(epilogue, relu=False)))
     operands = x.tensor, weight, bias, sides, (down, right)
     relu, pool, mask = epilogue.relu, epilogue.pool, epilogue.mask
     return x.now(convolve(*operands, relu=relu, pool=pool, mask=mask))
 
 
-def _sides(layer: nn.Conv2d) -> Padding:
+def sides_of(layer: nn.Conv2d) -> Padding:
     if layer.padding == "same":
         whole = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
         (top, left), (rows, columns) = (w // 2 for w in whole), whole

@@ -214,6 +214,8 @@ class Linear(torch.autograd.Function):
         if y is not None:
             dy = torch.ops.aten.threshold_backward(dy, y, 0)
         dx = torch.bmm(dy, weight) if ctx.needs_input_grad[0] else None
+        if not ctx.needs_input_grad[1]:
+            return dx, None, None, None
         db = dy.sum(1, dtype=ctx.dtype) if ctx.has_bias else None
         if weight.stride(2) > weight.stride(1):  # 1 x 1 kernels, stored with `out` last
             return dx, wide_product(x.mT, dy, ctx.dtype).mT, db, None
@@ -250,12 +252,13 @@ class Convolve(torch.autograd.Function):
         (dy,) = grads
         x, weight = ctx.saved_tensors
         clients, out, channels, height, width = weight.shape
-        rows = dy.permute(0, 2, 3, 1).reshape(clients, -1, out)
-        patches = _patches(_padded(x, ctx.padding), clients, weight.shape[3:], ctx.stride)
-        dw = torch.bmm(patches.mT, rows).to(weight.dtype)
-        dw = dw.view(clients, height, width, channels, out).permute(0, 4, 3, 1, 2)
-        db = rows.sum(1, dtype=weight.dtype) if ctx.has_bias else None
-        dx = None
+        dw = db = dx = None
+        if ctx.needs_input_grad[1]:
+            rows = dy.permute(0, 2, 3, 1).reshape(clients, -1, out)
+            patches = _patches(padded(x, ctx.padding), clients, weight.shape[3:], ctx.stride)
+            dw = torch.bmm(patches.mT, rows).to(weight.dtype)
+            dw = dw.view(clients, height, width, channels, out).permute(0, 4, 3, 1, 2)
+            db = rows.sum(1, dtype=weight.dtype) if ctx.has_bias else None
         if ctx.needs_input_grad[0]:
             left, right, top, bottom = ctx.padding
             around = width - 1 - left, width - 1 - right, height - 1 - top, height - 1 - bottom
@@ -277,7 +280,7 @@ def _product(
     stride: tuple[int, int],
 ) -> Tensor:
     """The patches of `x` times kernels [C, h * w * channels, out], as images channels last."""
-    images = _padded(x, padding)
+    images = padded(x, padding)
     count, tall, wide, _ = images.shape
     rows, columns = (tall - size[0]) // stride[0] + 1, (wide - size[1]) // stride[1] + 1
     patches = _patches(images, len(kernel), size, stride)
@@ -289,7 +292,7 @@ def _product(
     return y.view(count, rows, columns, -1).permute(0, 3, 1, 2)
 
 
-def _padded(x: Tensor, padding: Padding) -> Tensor:  # [N, H, W, channels]
+def padded(x: Tensor, padding: Padding) -> Tensor:  # [N, H, W, channels]
     images = x.permute(0, 2, 3, 1)
     return (F.pad(images, (0, 0, *padding)) if any(padding) else images).contiguous()
 

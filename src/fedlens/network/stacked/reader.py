@@ -38,6 +38,9 @@ from fedlens.network.stacked.products import Factors
 ADDITIONS = (operator.add, operator.iadd, torch.add)
 PLAIN_FUNCTIONS = (*ADDITIONS, torch.relu, F.relu, F.relu6)
 
+Run = Callable[[Form, nn.Module, Activations, LayerInput], Activations]
+"""Runs a layer in its form."""
+
 
 class StackedModule:
     """The forward pass, over parameters with a leading client axis."""
@@ -66,10 +69,12 @@ class StackedModule:
         images: Tensor,
         key: Tensor,
         mask: Tensor,
+        run: Run = Form.__call__,
     ) -> Tensor:
         """(parameters and buffers [C], images [C, B], key [C], mask [C, B]) -> logits [C, B, L]
 
-        `cast` converts tensors to the dtype of the images, for the layers that need it.
+        `cast` converts tensors to the dtype of the images, for the layers that need it; `run` runs
+        each layer.
         """
         values: dict[fx.Node, Any] = {}
         calls: Counter[str] = Counter()
@@ -96,7 +101,7 @@ class StackedModule:
                     epilogue,
                     self._flattens(node) and self._is_by_pixel(node, arguments[0], tensors),
                 )
-                values[end] = self.forms[node](self.layers[name], arguments[0], given)
+                values[end] = run(self.forms[node], self.layers[name], arguments[0], given)
                 calls[name] += 1
             elif self._flattens(node):
                 by_pixel = self._is_by_pixel(node, arguments[0], tensors)

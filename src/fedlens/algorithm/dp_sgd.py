@@ -1,0 +1,77 @@
+"""Local training that protects single examples, and what cannot be combined with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedlens.algorithm.algorithm import Algorithm
+from fedlens.algorithm.pieces import (
+    Epochs,
+    GradientDescent,
+    PerExample,
+    PoissonBatches,
+    Probed,
+    Steps,
+)
+from fedlens.algorithm.pieces.objective import PenaltyBy
+from fedlens.algorithm.slots import Solve
+from fedlens.config.own_code import place_of
+from fedlens.core import Number
+
+WHAT = "privacy of examples"
+
+
+def protect_examples(base: Algorithm, clip: Number, noise: Number) -> Algorithm:
+    """`base` with Poisson batches, clipped gradients of single examples, and noise.
+
+    Papers come after it: those that need batches of another kind refuse it.
+    """
+    draw = base.draw
+    if isinstance(draw, Epochs) and not draw.uneven:
+        batches = PoissonBatches(draw.batch_size, draw.count)
+    elif isinstance(draw, Steps) and draw.low == draw.high and draw.most is None:
+        batches = PoissonBatches(draw.batch_size, draw.low, draw.of)
+    else:
+        raise ValueError(
+            f"{WHAT} counts on as many steps in each round: give local.epochs or local.steps as a "
+            "number, and leave max_steps out"
+        )
+    private = PerExample(clip, noise, draw.batch_size)
+    return replace(base, draw=batches, objective=replace(base.objective, private=private))
+
+
+def check_protected(algorithm: Algorithm) -> None:
+    """Raise a ValueError if gradients of single examples are not all that clients send of data."""
+    objective, draw, solve = algorithm.objective, algorithm.draw, algorithm.solve
+    for weight in objective.weights:
+        raise ValueError(
+            f"{WHAT} counts every example alike, and {type(weight).__name__} weighs them by what "
+            "the client holds: leave fedir, local.class_balance and other weights out"
+        )
+    for penalty in objective.penalties:
+        if isinstance(penalty, PenaltyBy):
+            raise ValueError(
+                f"{WHAT}: {place_of(penalty.function)} may read the data of a client, and has no "
+                "noise: derive it from fedlens.algorithm.slots.Penalty if it reads none"
+            )
+    if not isinstance(draw, PoissonBatches):
+        raise ValueError(
+            f"{WHAT} needs Poisson batches, and {type(draw).__name__} draws others: leave fedvc "
+            "and other rules for what clients draw out"
+        )
+    if facts := sorted(algorithm.discloses):
+        raise ValueError(
+            f"{WHAT} covers gradients alone, and clients would send their {', '.join(facts)}: "
+            "leave out what needs them (fedir without p, fedns, lastfc)"
+        )
+    if isinstance(whole := _innermost(solve), GradientDescent | Probed):
+        raise ValueError(
+            f"{WHAT} needs steps that count alike, and {type(whole).__name__} goes through all "
+            "examples: choose another algorithm or optimizer"
+        )
+
+
+def _innermost(solve: Solve) -> Solve:
+    while not isinstance(solve, Probed) and (inner := getattr(solve, "inner", None)) is not None:
+        solve = inner
+    return solve

@@ -1,0 +1,69 @@
+"""objective: a gradient that protects single examples (Abadi et al., CCS 2016)."""
+
+import math
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedlens.core import Local, Number, Tree, is_on, keys, per_row
+
+GRID = 2.0**-12  # of the noise's standard deviation, rounded down to a power of two
+
+
+@dataclass(frozen=True)
+class PerExample:
+    """The gradient of a step of DP-SGD, in place of the mean gradient of a batch:
+
+        g = (sum over examples i of g_i min(1, clip / ||g_i||) + noise * clip * N(0, I)) / expected
+
+    The norm is that of all parameters together, so that one example more or less moves the sum by
+    at most `clip`. `expected` is what a batch holds in expectation, see `PoissonBatches`: how many
+    examples it really holds stays unknown.
+
+    Noise is drawn by key. If `secret` it comes from the operating system, since a key is known to
+    the server; and the noisy sum is rounded to a grid that is coarse for floats and fine for the
+    noise, so that no low-order bits tell which sum the noise was added to.
+    """
+
+    clip: Number
+    noise: Number
+    batch_size: int
+    secret: bool = False
+
+    def __call__(self, sums: Tree, local: Local) -> Tree:
+        """The gradients [C, ...] from the sums of clipped gradients."""
+        found = {}
+        for number, (name, total) in enumerate(sums.items()):
+            if is_on(self.noise):
+                total = self._noisy(total, local, number)
+            expected = local.facts.size.clamp(1, self.batch_size)  # [C]
+            found[name] = total / per_row(expected.to(total), total)
+        return found
+
+    def _noisy(self, total: Tensor, local: Local, number: int) -> Tensor:
+        std = torch.as_tensor(self.noise * self.clip, dtype=torch.float64, device=total.device)
+        half = -(-total[0].numel() // 2)
+        if self.secret:
+            drawn = bytearray(os.urandom(8 * len(total) * half))
+            words = torch.frombuffer(drawn, dtype=torch.int64).view(-1, half).to(total.device)
+            dtype = torch.float64
+        else:
+            own = keys.fold(local.key("noise"), number)
+            words = keys.fold(own[:, None], torch.arange(half, device=total.device))
+            dtype = total.dtype
+        normal = _normals(words, dtype)[:, : total[0].numel()].view(total.shape)
+        noisy = total.to(dtype) + normal * per_row(std.to(dtype), total)
+        if self.secret:
+            step = per_row((std.log2().floor().exp2() * GRID), total)
+            noisy = (noisy / step).round() * step
+        return noisy.to(total)
+
+
+def _normals(words: Tensor, dtype: torch.dtype) -> Tensor:  # [C, n] -> [C, 2 n]
+    """Two standard normal numbers from each word: Box and Muller's, of 32 random bits each."""
+    high, low = ((words >> shift) & 0xFFFFFFFF for shift in (32, 0))
+    radius = (high.to(dtype).add_(0.5).mul_(2.0**-32).log_().mul_(-2)).clamp_(min=0).sqrt_()
+    angle = low.to(dtype).mul_(2 * math.pi * 2.0**-32)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], 1)
