@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from fedlens.cli.main import app_of
 from fedlens.config.experiment import Experiment
-from fedlens.fleet import keys, serve
-from fedlens.fleet.flower import Tail
+from fedlens.fleet import flower, keys, serve
+from fedlens.fleet.flower import SuperLink, Tail
 from fedlens.fleet.keys import make_server_keys, make_site_key
 from fedlens.fleet.serve import follow, run_on
 from fedlens.fleet.server import Job
@@ -99,6 +99,15 @@ def test_a_server_without_keys_leaves_nothing(tmp_path):
     assert isinstance(error, ValueError)
     assert "make keys with `fedlens fleet keys`" in str(error)
     assert not (tmp_path / "keys").exists()
+
+
+def test_nobody_else_can_read_what_sites_send_to_a_server(tmp_path, monkeypatch):
+    """Its place may be an older folder, which others can read."""
+    pytest.importorskip("flwr")
+    monkeypatch.setattr(flower, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        SuperLink(tmp_path, tmp_path).__enter__()
+    assert (tmp_path / "superlink.db").stat().st_mode & 0o077 == 0
 
 
 def test_what_the_process_of_a_run_reports_is_passed_on_to_its_outcome(tmp_path):

@@ -96,8 +96,9 @@ def test_the_supernode_is_told_whether_a_site_keeps_images(cache, tmp_path, monk
 
     given = list[str]()
 
-    def started(home: Path, command: Sequence[object], *_: object, **__: object) -> None:
+    def started(home: Path, command: Sequence[object], *_: object, umask: int) -> None:
         given.extend(map(str, command))
+        assert umask == 0o077, "others could read what it writes"
         raise KeyboardInterrupt
 
     home, photos = tmp_path / "ann", write(tmp_path / "photos", ("cat",))
