@@ -84,6 +84,7 @@ def test_the_wheel_holds_all_that_the_package_reads(wheel):
         "fedlens/py.typed",
         "fedlens/data/files/fashion-mnist-mini.npz",
         "fedlens/data/files/LICENSE-fashion-mnist",
+        "fedlens/deploy/card.md.jinja",
         *(f"fedlens/report/page.{kind}" for kind in ("html.jinja", "js", "css")),
     } <= names
     data = "fedlens/data/files/fashion-mnist-mini.npz"

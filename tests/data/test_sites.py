@@ -16,7 +16,7 @@ from fedlens.data.arrays import held_out
 from fedlens.data.pictures import glance
 from fedlens.data.pictures import read as read_pixels
 from fedlens.data.survey import survey
-from fedlens.report.tables import client_rows
+from fedlens.report.holdings import client_rows
 from fedlens.runs.records import read
 from fedlens.setup import build, partition
 from tests.sites import CLASSES, SIDES, write_sites

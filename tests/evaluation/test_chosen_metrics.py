@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 import fedlens as fl
 from fedlens.config.names import METRICS
 from fedlens.config.sections import ALWAYS_MEASURED
-from fedlens.evaluation.chosen_metrics import auroc, balanced_accuracy, ece, kappa, reliability
 from fedlens.evaluation.measures import CHOSEN, OF_PART
-from fedlens.evaluation.metrics import Tally
+from fedlens.evaluation.metrics import Tally, auroc, balanced_accuracy, ece, kappa, reliability
 from tests.later import Later
 from tests.toys import toy
 

@@ -258,7 +258,7 @@ def test_the_data_of_a_page_keep_the_digits_of_large_numbers_only(tmp_path):
     large, small = [12345600.0, 12345650.0, 12345699.0], [0.123456789, 2.30258509, 123456.789]
     curves = Curves(title="x", lines=[Line("a", [1, 2, 3], large), Line("b", [1, 2, 3], small)])
     page = render_page("x", "", [curves], tmp_path).read_text("utf-8")
-    (chart,) = re.findall(r'(\{"title".*?)</script>', page)
+    (chart,) = re.findall(r'(\{"x_label".*?)</script>', page)
     told = [line["y"] for line in json.loads(chart)["lines"]]
     assert told == [large, [0.123457, 2.30259, 123457.0]]
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import fedlens as fl
-from fedlens.evaluation.bootstrap import bootstrap, bootstrap_mean
+from fedlens.evaluation.intervals import bootstrap, bootstrap_mean
 from fedlens.fleet.terms import check_possible
 from fedlens.report.blocks import Curves, Intervals, Table
+from fedlens.report.holdings import client_header, client_rows, worth
 from fedlens.report.runs import run_blocks
-from fedlens.report.tables import client_header, client_rows, worth
 from fedlens.runs.progress import rounds
 from fedlens.runs.records import read
 from tests.later import Later

@@ -183,7 +183,7 @@ def finish_run(
     """Print the results of a run that is over, write its page, and exit with its status."""
     from fedlens.report import read_all, rows, table
     from fedlens.report.cautions import cautions
-    from fedlens.report.tables import client_header, client_rows, worth
+    from fedlens.report.holdings import client_header, client_rows, worth
     from fedlens.runs.active import unsound_losses
     from fedlens.runs.records import settings
 

@@ -56,7 +56,7 @@ OPTIMIZERS = ByName("fedlens.algorithm.pieces", {"sgd adam adamw": "optimizers"}
 ANNEALS = ByName("fedlens.algorithm.pieces", {"cosine linear": "anneal"})
 """How a learning rate may fall in the course of a client's round."""
 
-METRICS = ByName("fedlens.evaluation", {"balanced_accuracy kappa auroc ece": "chosen_metrics"})
+METRICS = ByName("fedlens.evaluation", {"balanced_accuracy kappa auroc ece": "metrics"})
 """Metrics that are measured only if `evaluate.metrics` names them."""
 
 DEVICES = ByName("fedlens.rounds", {"alike synthetic trace": "devices"})

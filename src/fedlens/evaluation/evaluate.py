@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -17,10 +16,19 @@ from fedlens.core.federation import Examples
 from fedlens.core.trees import HostCopy, moved
 from fedlens.engines import Engine
 from fedlens.engines.graphs import aside
-from fedlens.evaluation.bootstrap import FEWEST, Interval, bootstrap
-from fedlens.evaluation.chosen_metrics import chosen, ece, from_counts, from_logits, reliability
+from fedlens.evaluation.intervals import FEWEST, Interval, bootstrap
 from fedlens.evaluation.measures import PARTS, measure_name
-from fedlens.evaluation.metrics import Tally, accuracy_by_client, metrics, spread
+from fedlens.evaluation.metrics import (
+    Tally,
+    accuracy_by_client,
+    chosen,
+    ece,
+    from_counts,
+    from_logits,
+    metrics,
+    reliability,
+    spread,
+)
 from fedlens.rounds import State
 from fedlens.setup import Setup
 from fedlens.setup.data import ClientTests
@@ -55,7 +63,7 @@ class Details(NamedTuple):
     confusion: Tensor | None  # [L, L + 1] true label, prediction; the last column is "no label"
     client_accuracy: Tensor | None  # [K] on each client's test examples
     client_tested: Tensor | None  # [K] number of these examples
-    reliability: Tensor | None = None  # [3, bins] see `chosen_metrics.reliability`
+    reliability: Tensor | None = None  # [3, bins] see `metrics.reliability`
 
     def plain(self) -> dict[str, Any]:
         """The fields that are present, ready for JSON."""
@@ -63,18 +71,19 @@ class Details(NamedTuple):
         return {k: v.tolist() if isinstance(v, Tensor) else v for k, v in found.items()}
 
 
-class FromLogits(NamedTuple):
-    """Values computed from the logits of a part."""
+class Measured(NamedTuple):
+    """What was measured on a part of the data."""
 
-    metrics: dict[str, Tensor]  # [] each
+    tally: Tally
+    chosen: dict[str, Tensor]  # [] each, from logits
     reliability: Tensor | None
 
 
 Tell = Callable[[int, int], None]
 """A progress callback: called with the number done and the total."""
 
-Counts = tuple[dict[str, Tally], dict[str, FromLogits], Tensor | None]
-"""By part the tally, and values from logits; for clients' tests, which examples are correct."""
+Counts = tuple[dict[str, Measured], Tensor | None]
+"""What was measured by part; and for clients' tests, which examples are classified correctly."""
 
 
 class Answers(NamedTuple):
@@ -108,78 +117,74 @@ class Evaluation:
         return self._counts
 
     def _counted(self) -> Counts:
-        setup, engine, state = self.setup, self.engine, self.state
+        setup, engine, state, tell = self.setup, self.engine, self.state, self.tell
         loss, num_classes = setup.program.algorithm.objective.loss, setup.dataset.num_classes
         keep_logits = any(metric.reads_logits for metric in self.metrics)
-        tallies, answers, chosen_ones = {}, {}, {}
+        bins = next((m.options["bins"] for m in self.metrics if m.function is ece), None)
+        measured, answers = {}, {}
         done, total = 0, sum(map(len, setup.parts.values()))
         for part, examples in setup.parts.items():
-            told = partial(_tell, self.tell, done, total)
+            # A recorder may keep this function: it holds no Evaluation, so no model.
+            told = lambda count, before=done: tell(before + count, total)  # noqa: E731
             found = answer(engine, state, examples, num_classes, loss, keep_logits, told)
             done += len(examples)
-            tallies[part], answers[part] = found.tally, found.correct
+            values, table = {}, None
             if found.logits is not None:  # the next evaluation may overwrite them
-                chosen_ones[part] = self._from_logits(found.logits, examples.labels)
+                values = from_logits(self.metrics, found.logits, examples.labels)
+                if bins is not None:
+                    table = reliability(found.logits, examples.labels, bins)
+            measured[part] = Measured(found.tally, values, table)
+            answers[part] = found.correct
         correct, tests = None, setup.client_tests
         if tests is not None and engine.reporting is None:  # a fleet's clients are asked in `read`
             if tests.part == "test" and setup.program.algorithm.personal is None:
                 correct = answers["test"]  # `read` selects those of clients
             else:
                 correct = correct_answers(setup, engine, state)
-        return tallies, chosen_ones, correct
+        return measured, correct
 
-    def _from_logits(self, logits: Tensor, labels: Tensor) -> FromLogits:
-        bins = next((m.options["bins"] for m in self.metrics if m.function is ece), None)
-        table = None if bins is None else reliability(logits, labels, bins)
-        return FromLogits(from_logits(self.metrics, logits, labels), table)
+    def _values(self, tally: Tally, chosen: dict[str, Tensor]) -> dict[str, float]:
+        read = {name: float(value) for name, value in chosen.items()}
+        return metrics(tally) | from_counts(self.metrics, tally) | read
 
     def intervals(
         self, times: int, watch: Callable[[dict[str, int]], None] | None = None
     ) -> dict[str, Interval]:
         """Bootstrap intervals: of the primary part over examples, of clients over clients."""
-        with aside(self.setup.device):  # on the stream where evaluations have their buffers
-            return self._intervals(times, watch)
-
-    def _intervals(
-        self, times: int, watch: Callable[[dict[str, int]], None] | None
-    ) -> dict[str, Interval]:
         setup, seed = self.setup, self.setup.experiment.seed
         found: dict[str, Interval] = {}
-        if setup.parts:
-            part, num_classes = primary_part(setup.experiment), setup.dataset.num_classes
-            examples, loss = setup.parts[part], setup.program.algorithm.objective.loss
-            _, _, logits = answer(self.engine, self.state, examples, num_classes, loss, True)
-            assert logits is not None, "they were to be kept"
-            logits, labels = logits.clone(), examples.labels
-            losses = loss(logits.unsqueeze(0), labels.unsqueeze(0)).squeeze(0)
+        with aside(setup.device):  # on the stream where evaluations have their buffers
+            if setup.parts:
+                part, num_classes = primary_part(setup.experiment), setup.dataset.num_classes
+                examples, loss = setup.parts[part], setup.program.algorithm.objective.loss
+                _, _, kept = answer(self.engine, self.state, examples, num_classes, loss, True)
+                assert kept is not None, "they were to be kept"
+                logits, labels = kept.clone(), examples.labels
+                losses = loss(logits.unsqueeze(0), labels.unsqueeze(0)).squeeze(0)
 
-            def measured(drawn: Tensor) -> dict[str, float]:
-                drawn = drawn.to(labels.device)
-                some = logits[drawn], labels[drawn]
-                tally = Tally.of(*some, num_classes, losses[drawn])
-                chosen_ones = from_counts(self.metrics, tally.confusion.cpu())
-                chosen_ones |= {k: float(v) for k, v in from_logits(self.metrics, *some).items()}
-                return metrics(tally) | chosen_ones
+                def measured(drawn: Tensor) -> dict[str, float]:
+                    drawn = drawn.to(labels.device)
+                    some = logits[drawn], labels[drawn]
+                    tally = Tally.of(*some, num_classes, losses[drawn])
+                    return self._values(tally, from_logits(self.metrics, *some))
 
-            by_example = bootstrap(measured, len(labels), times, seed, watch)
-            found |= {measure_name(part, name): ends for name, ends in by_example.items()}
-        by_client = self.read(None)[1].client_accuracy
-        known = None if by_client is None else by_client[~by_client.isnan()]
-        if known is not None and len(known) >= FEWEST:
-            over = bootstrap(lambda drawn: spread(known[drawn]), len(known), times, seed)
-            found |= {f"client_accuracy_{name}": ends for name, ends in over.items()}
+                by_example = bootstrap(measured, len(labels), times, seed, watch)
+                found |= {measure_name(part, name): ends for name, ends in by_example.items()}
+            by_client = self.read(None)[1].client_accuracy
+            known = None if by_client is None else by_client[~by_client.isnan()]
+            if known is not None and len(known) >= FEWEST:
+                over = bootstrap(lambda drawn: spread(known[drawn]), len(known), times, seed)
+                found |= {f"client_accuracy_{name}": ends for name, ends in over.items()}
         return found
 
     def read(self, twin: Twin | None) -> tuple[dict[str, float], Details]:
         """The measures, by their names in `measures`, and the details. Waits for the evaluation."""
-        tallies, chosen_ones, correct = (self._counts or self.begin()).read()
+        measured, correct = (self._counts or self.begin()).read()
         found: dict[str, float] = {}
-        for part, tally in tallies.items():
-            measured = metrics(tally) | from_counts(self.metrics, tally.confusion.cpu())
-            if part in chosen_ones:
-                measured |= {key: float(value) for key, value in chosen_ones[part].metrics.items()}
-            found |= {measure_name(part, key): value for key, value in measured.items()}
-        primary = primary_part(self.setup.experiment) if tallies else None
+        for part, (tally, chosen_ones, _) in measured.items():
+            values = self._values(tally, chosen_ones)
+            found |= {measure_name(part, key): value for key, value in values.items()}
+        primary = primary_part(self.setup.experiment) if measured else None
         if twin is not None:
             assert primary is not None, "a twin is compared on some part: evaluate.on was checked"
             own = found[measure_name(primary, "accuracy")]
@@ -197,14 +202,10 @@ class Evaluation:
                 by_client = accuracy_by_client(correct, held)
             tested = held.sizes
             found |= {f"client_accuracy_{key}": value for key, value in spread(by_client).items()}
-        confusion = tallies[primary].confusion if primary else None
-        bins = chosen_ones[primary].reliability if primary in chosen_ones else None
-        return found, Details(primary, confusion, by_client, tested, bins)
-
-
-def _tell(tell: Tell, before: int, total: int, done: int) -> None:
-    """Report progress. A recorder may keep this function: it holds no Evaluation, so no model."""
-    tell(before + done, total)
+        if primary is None:
+            return found, Details(None, None, by_client, tested)
+        tally, _, table = measured[primary]
+        return found, Details(primary, tally.confusion, by_client, tested, table)
 
 
 def evaluate(

@@ -17,7 +17,7 @@ OF_PART = ("loss", "accuracy", "top5", "precision", "recall", "f1", "classes_pre
 """What `metrics.metrics` measures on a part; `measure_name` gives the names for that part."""
 
 CHOSEN = ("balanced_accuracy", "kappa", "auroc", "ece")
-"""What `chosen_metrics` measures on a part, if chosen. User-defined metrics have no best value."""
+"""What a part is measured by if it is chosen. User-defined metrics have no best value."""
 
 OVER_CLIENTS = ("mean", "std", "min", "p10", "median", "max", "worst_decile", "jain")
 """Statistics of clients' accuracies by `metrics.spread`, recorded as `client_accuracy_...`."""

@@ -20,7 +20,7 @@ from fedlens.report.blocks import (
     Text,
 )
 from fedlens.report.curves import curve_blocks
-from fedlens.report.groups import Group, mean_and_std
+from fedlens.report.groups import Group, in_all, mean_and_std
 from fedlens.report.numbers import NONE, Cell, format_number
 from fedlens.report.page import render_page
 from fedlens.report.pairs import (
@@ -39,10 +39,11 @@ from fedlens.report.pairs import (
 )
 from fedlens.report.runs import caution_block, caution_words, common_folder, details
 from fedlens.runs.budgets import rounds_to
-from fedlens.runs.records import Curve, Run, is_number, number, primary_part, read_all
+from fedlens.runs.records import Curve, is_number, number, primary_part, read_all
 from fedlens.storage.run_files import Folders, runs_in
 
 MOST_TASKS = 2  # with more tasks than this, each has its accuracy curves alone
+WAYS = ("up", "down")  # that bytes are sent
 EASY = 0.9  # share of the best final accuracy that is the target if none is given
 
 
@@ -89,11 +90,13 @@ def compare(
         folders = [one for some in inside.values() for one in some]
     runs = read_all(runs_in(folders))
     finished = [run for run in runs if run.status == "finished"]
-    left_out = [run for run in runs if run.status != "finished"]
+    left_out = [f"{run.name} ({run.status})" for run in runs if run.status != "finished"]
+    unfinished = f"did not finish: {', '.join(left_out)}" if left_out else ""
+    these = f"; these {unfinished}" if left_out else ""
     part = primary_part(finished)
     finished = [run for run in finished if run.final(f"{part}_accuracy") is not None]
     if not finished:
-        raise ValueError(f"no run finished with an accuracy: name runs that did{_named(left_out)}")
+        raise ValueError(f"no run finished with an accuracy: name runs that did{these}")
     score = Score.of(finished, part, last)
     keys = [key.strip() for key in by.split(",")] if by else []
     names = [called[run.folder.resolve()] for run in finished] if called else None
@@ -101,50 +104,50 @@ def compare(
     if all(len(task.variants) < 2 for task in found):
         raise ValueError(
             "there is nothing to compare: name runs of two or more variants that are alike in all "
-            "other settings" + _named(left_out)
+            f"other settings{these}"
         )
     if part == "test":
         for task in found:
             _check_same_tests(task)
     paired = pairs(found, score)
     unequal = unequal_rounds(found)
-    apart = f"Left out, since they{_unfinished(left_out)}."
+    summary = _summed_up(found, paired)
     blocks = [
-        *([Text(title="Not compared", paragraphs=[apart])] if left_out else ()),
-        *([Text(title="Not equally long", paragraphs=[unequal])] if unequal else ()),
+        *_text("Not compared", f"Left out, since they {unfinished}." if left_out else ""),
+        *_text("Not equally long", unequal),
         *_picture_of_differences(paired),
         _results(found, paired, score),
         *(_differences(paired) if len(paired) > 1 else ()),  # the summary has a single one
         *caution_block(finished),
         *_pictures(found, part, score),
-        *_to_target(found, score, target),
+        _to_target(found, score, target),
         *_ranks(found, score),
         *details(runs),
     ]
     folder = Path(out) if out is not None else common_folder(runs) / "comparison"
-    variants = _names(found)
-    summary = summed_up(found, paired)
     headline = "\n".join([summary, *caution_words(finished)])
-    page = render_page(f"{' or '.join(variants)}?", headline, blocks, folder, watch, artists)
+    page = render_page(f"{' or '.join(_names(found))}?", headline, blocks, folder, watch, artists)
     verdicts = [pair.words() for pair in paired]
-    told = _unfinished(left_out).strip() if left_out else ""
-    return Comparison(found, paired, verdicts, summary, page, told, unequal)
+    return Comparison(found, paired, verdicts, summary, page, unfinished, unequal)
+
+
+def _text(title: str, words: str) -> list[Text]:
+    return [Text(title=title, paragraphs=[words])] if words else []
 
 
 def _check_same_tests(task: Task) -> None:
     """Raise if runs were tested on different examples: their accuracies are not comparable."""
-    tested = [(run.manifest["test_data"], run) for group in task.variants for run in group.runs
-              if "test_data" in run.manifest]  # fmt: skip
-    for digest, run in tested:
-        if digest != tested[0][0]:
+    runs = [run for group in task.variants for run in group.runs if "test_data" in run.manifest]
+    for run in runs:
+        if run.manifest["test_data"] != runs[0].manifest["test_data"]:
             raise ValueError(
-                f"{tested[0][1].folder} and {run.folder} were tested on different images, so "
+                f"{runs[0].folder} and {run.folder} were tested on different images, so "
                 "which is better cannot be told: run both on the same data set, or try one on the "
                 "other's with `fedlens evaluate`"
             )
 
 
-def summed_up(found: Sequence[Task], paired: Sequence[Pair]) -> str:
+def _summed_up(found: Sequence[Task], paired: Sequence[Pair]) -> str:
     if len(paired) == 1:
         return paired[0].words()
     num_runs = sum(len(group.runs) for task in found for group in task.variants)
@@ -162,37 +165,32 @@ def _names(found: Sequence[Task]) -> list[str]:
     return list(dict.fromkeys(group.name for task in found for group in task.variants))
 
 
-def _named(runs: Sequence[Run]) -> str:
-    return f"; these{_unfinished(runs)}" if runs else ""
-
-
-def _unfinished(runs: Sequence[Run]) -> str:
-    return " did not finish: " + ", ".join(f"{run.name} ({run.status})" for run in runs)
-
-
 def _picture_of_differences(paired: Sequence[Pair]) -> Iterator[Intervals]:
     """How far one variant is ahead of another, pair by pair; not significant ones are grey."""
-    told = [(pair, *pair.ahead()) for pair in paired if pair.difference and pair.difference.n > 1]
-    if not told:
+    rows: list[str] = []
+    values, faint = [], set()
+    for pair in paired:
+        if pair.difference is None or pair.difference.n < 2:
+            continue
+        first, second, *ends = pair.ahead()
+        if not pair.is_sure:
+            faint.add(len(rows))
+        rows.append(f"{first} − {second}{f' ({pair.task})' if pair.task else ''}")
+        far = (abs(pair.difference.mean), *ends)
+        values.append([None if value is None else 100 * value for value in far])
+    if not rows:
         return
-    rows = [f"{a} − {b}{f' ({one.task})' if one.task else ''}" for one, a, b, _, _ in told]
-    means, lows, highs = [], [], []
-    for pair, _, _, low, high in told:
-        assert pair.difference is not None
-        means.append(100 * abs(pair.difference.mean))
-        lows.append(None if low is None else 100 * low)
-        highs.append(None if high is None else 100 * high)
     yield Intervals(
         title="How far is one ahead of another?",
         name="ahead",
         caption=f"Differences of {paired[0].measure} in points, paired by seed: the mean, and "
         "its 95% confidence interval. What cannot be said to be better is grey.",
         rows=rows,
-        series=[Marks("difference", means, lows, highs)],
+        series=[Marks("difference", *zip(*values, strict=True))],
         x_label="points of accuracy",
         digits=2,
         zero=True,
-        faint=frozenset(i for i, (pair, *_) in enumerate(told) if not pair.is_sure),
+        faint=frozenset(faint),
     )
 
 
@@ -204,9 +202,7 @@ def _results(found: Sequence[Task], paired: Sequence[Pair], score: Score) -> Tab
     for task in found:
         finals = {group.name: group.values(score) for group in task.variants}
         best = max(finals, key=lambda name: fmean(finals[name]))
-        rivals = [
-            pair for pair in paired if pair.task == task.name and best in (pair.one, pair.other)
-        ]
+        rivals = [p for p in paired if p.task == task.name and best in (p.one, p.other)]
         if rivals and all(pair.is_sure and pair.ahead()[0] == best for pair in rivals):
             strong.add((len(rows), 1 + names.index(best)))
         cells = [mean_and_std(finals.get(name, []), percent=True) for name in names]
@@ -215,7 +211,7 @@ def _results(found: Sequence[Task], paired: Sequence[Pair], score: Score) -> Tab
     header, dots = ["task", *names, "seeds"], 0
     if len(found) == 1:
         seeds_of = [str(len(group.runs)) for group in found[0].variants]
-        rows = [[name, rows[0][1 + i], seeds_of[i]] for i, name in enumerate(names)]
+        rows = [list(row) for row in zip(names, rows[0][1:-1], seeds_of, strict=True)]
         strong = {(column - 1, 1) for _, column in strong}
         header, dots = ["variant", score.words, "seeds"], len(names)
     return Table(
@@ -242,16 +238,6 @@ def _differences(paired: Sequence[Pair]) -> Iterator[Table]:
         rows=rows,
         strong=frozenset((i, 2) for i, pair in enumerate(paired) if pair.is_sure),
     )
-
-
-def _without_empty(table: Table, name: str) -> Table:
-    """The table, without the column `name` if all its cells are empty."""
-    column = table.header.index(name)
-    if any(row[column] for row in table.rows):
-        return table
-    rows = [[cell for i, cell in enumerate(row) if i != column] for row in table.rows]
-    strong = frozenset((r, c - (c > column)) for r, c in table.strong)
-    return replace(table, header=[h for h in table.header if h != name], rows=rows, strong=strong)
 
 
 def _pictures(found: Sequence[Task], part: str, score: Score) -> Iterator[Block]:
@@ -307,64 +293,52 @@ def _reference(task: Task) -> Group:
 
 
 def _difference_lines(task: Task, metric: str) -> Iterator[Line]:
+    """The differences to the reference, with the same seeds, in each round that all have."""
     reference = _reference(task)
     for place, group in enumerate(task.variants):
         matched = [] if group is reference else by_seed(group, reference)
-        curves = [_minus(one.curve(metric), other.curve(metric)) for one, other in matched]
-        rounds = sorted(set.intersection(*map(set, curves))) if curves else []
-        found = [estimate([curve[round] for curve in curves]) for round in rounds]
-        banded = len(curves) > 1
-        yield Line(
-            group.name,
-            rounds,
-            [one.mean for one in found],
-            [one.low for one in found] if banded else None,
-            [one.high for one in found] if banded else None,
-            place=place,
-        )
+        shared = in_all([_minus(one.curve(metric), other.curve(metric)) for one, other in matched])
+        found = [estimate(values) for values in shared.values()]
+        line = Line(group.name, list(shared), [one.mean for one in found], place=place)
+        if len(matched) > 1:
+            low, high = [one.low for one in found], [one.high for one in found]
+            line = replace(line, low=low, high=high)
+        yield line
 
 
 def _minus(one: Curve, other: Curve) -> dict[int, float]:
     """The difference `one` minus `other` in points, for each round that both have."""
     there = dict(zip(*other, strict=True))
-    found = {
-        round: 100 * (value - there[round])
-        for round, value in zip(*one, strict=True)
-        if round in there
-    }
+    both = [(round, value) for round, value in zip(*one, strict=True) if round in there]
+    found = {round: 100 * (value - there[round]) for round, value in both}
     return {round: value for round, value in found.items() if is_number(value)}
 
 
-def _to_target(found: Sequence[Task], score: Score, target: float | None) -> Iterator[Table]:
+def _to_target(found: Sequence[Task], score: Score, target: float | None) -> Table:
+    tasked = any(task.name for task in found)
     rows: list[list[Cell]] = []
     for task in found:
         best = max(fmean(group.values(score)) for group in task.variants)
         wanted = target if target is not None else round(EASY * best, 2)
         for group in task.variants:
-            reached = [
-                (float(at), [row for row in run.rounds if row["round"] <= at])
-                for run in group.runs
-                if (at := rounds_to(run.rounds, wanted, score.metric)) is not None
-            ]
-            sent = [
-                sum(number(row.get(way)) or 0 for row in rows for way in ("bytes_up", "bytes_down"))
-                for _, rows in reached
-            ]
-            rounds = _spread([at for at, _ in reached])
-            megabytes = _spread([spent / 1e6 for spent in sent])
-            share = f"{len(reached)} of {len(group.runs)}"
-            rows.append(
-                [group.name, task.name, format_number(wanted, True), share, rounds, megabytes]
-            )
+            rounds, megabytes = [], []
+            for run in group.runs:
+                if (at := rounds_to(run.rounds, wanted, score.metric)) is not None:
+                    records = [row for row in run.rounds if row["round"] <= at]
+                    ways = [number(row.get(f"bytes_{way}")) for row in records for way in WAYS]
+                    rounds.append(float(at))
+                    megabytes.append(sum(filter(None, ways)) / 1e6)
+            share = f"{len(rounds)} of {len(group.runs)}"
+            cells = [format_number(wanted, True), share, _spread(rounds), _spread(megabytes)]
+            rows.append([group.name, *([task.name] if tasked else []), *cells])
     chosen = "" if target is not None else " The target is 90% of the best mean accuracy."
-    table = Table(
+    return Table(
         title="What the target costs",
         caption=f"Rounds, and megabytes sent up and down by all clients, until accuracy first "
         f"reached the target: mean ± std over the runs that reached it.{chosen}",
-        header=["variant", "task", "target", "reached it", "rounds", "MB"],
+        header=["variant", *(["task"] * tasked), "target", "reached it", "rounds", "MB"],
         rows=rows,
     )
-    yield _without_empty(table, "task")
 
 
 def _ranks(found: Sequence[Task], score: Score) -> Iterator[Table]:

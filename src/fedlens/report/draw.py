@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from fedlens.report.blocks import (
     FORMATS,
     Bars,
+    Block,
     Contours,
     Curves,
     Drawn,
@@ -36,7 +37,6 @@ from fedlens.report.blocks import (
     Series,
     Strip,
     Tiles,
-    Values,
 )
 from fedlens.report.look import (
     BOTTOM,
@@ -64,6 +64,7 @@ from fedlens.report.look import (
     legend,
     name_ends,
     number_ticks,
+    plain_numbers,
     print_look,
     sheet,
     short,
@@ -115,28 +116,9 @@ def pictures(block: Drawn, formats: Sequence[str] | set[str] = FORMATS) -> dict[
     return files
 
 
-def _figure(block: Drawn) -> Figure:
-    match block:
-        case Curves():
-            return _curves(block.thinned())
-        case Bars():
-            return _bars(block)
-        case Heat():
-            return _heat(block)
-        case Tiles():
-            return _tiles(block)
-        case Contours():
-            return _contours(block)
-        case Intervals():
-            return _intervals(block)
-        case Strip():
-            return _strip(block)
-        case Samples():
-            return _samples(block)
-
-
 def _curves(block: Curves) -> Figure:
     names = [one for one in block.names() if not one.off]
+    block = block.thinned()
     block = replace(block, lines=[line for line in block.lines if not line.off])
     room = 52 - max((len(one.note) + 2 for one in names if one.note), default=0)
     short_names = shortened([one.name for one in names], room)
@@ -195,12 +177,11 @@ def _strokes(place: int, style: str, alone: bool = False) -> dict[str, Any]:
 
 def _scale(axes: Axes, block: Curves) -> None:
     axes.set_xlabel(block.x_label)
-    if block.log_x and _can_be_logarithmic([line.x for line in block.lines]):
+    xs = [x for line in block.lines for x in line.x]
+    if block.log_x and any(is_number(x) and x > 0 for x in xs):
         axes.set_xscale("log")
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        plain_numbers(axes.xaxis)
     else:
-        xs = [x for line in block.lines for x in line.x]
         first, last = min(xs, default=0), max(xs, default=1)
         whole = all(x == int(x) for x in xs)
         room = max(0.5 if whole else 0, 0.02 * (last - first))
@@ -210,11 +191,10 @@ def _scale(axes: Axes, block: Curves) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=whole, steps=[1, 2, 5, 10]))
     if block.percent:
         _keep_to_shares(axes, block)
-    if block.log_y and _can_be_logarithmic([line.y for line in block.lines]):
+    if block.log_y and any(is_number(y) and y > 0 for line in block.lines for y in line.y):
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(numticks=6))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        plain_numbers(axes.yaxis)
     number_ticks(axes.xaxis)
     number_ticks(axes.yaxis, block.percent)
 
@@ -265,10 +245,7 @@ def _bars(block: Bars) -> Figure:
     axes.grid(False)
     keep_inside(axes)
     if len(block.series) > 1:
-        marks = [
-            _square(colour_of(i), _face(series, colour_of(i)))
-            for i, series in enumerate(block.series)
-        ]
+        marks = [_square(colour_of(i), one.hollow) for i, one in enumerate(block.series)]
         legend(figure, [series.name for series in block.series], marks)
     return figure
 
@@ -281,8 +258,8 @@ def _bar(
     if not is_number(height):
         write(axes, 0, at, format_number(None), right=5)
         return 0.0, 0.0
-    look: dict[str, Any] = {"color": _face(series, colour), "edgecolor": colour, "linewidth": 1.2}
-    axes.barh(at, height, height=tall, **look)
+    face = "none" if series.hollow else colour
+    axes.barh(at, height, height=tall, color=face, edgecolor=colour, linewidth=1.2)
     end, words = max(height, 0.0), block.label(height)
     if is_number(error):
         axes.errorbar(height, at, xerr=error, color=INK, linewidth=1.2, capsize=2.5)
@@ -291,14 +268,10 @@ def _bar(
     return min(height - (error or 0.0), 0.0), end
 
 
-def _face(series: Series, colour: str) -> str:
-    return "none" if series.hollow else colour
-
-
-def _square(colour: str, face: str | None = None) -> Line2D:
+def _square(colour: str, hollow: bool = False) -> Line2D:
     """A mark of a legend."""
     look: dict[str, Any] = {"marker": "s", "linestyle": "", "markersize": 7}
-    return Line2D([], [], color=colour, markerfacecolor=face or colour, **look)
+    return Line2D([], [], color=colour, markerfacecolor="none" if hollow else colour, **look)
 
 
 def _strip(block: Strip) -> Figure:
@@ -520,8 +493,7 @@ def _contours(block: Contours) -> Figure:
         axes.set_xticks(block.x, block.x_names)
     for axis, logarithmic in ((axes.xaxis, block.log_x), (axes.yaxis, block.log_y)):
         if logarithmic:
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axis.set_minor_formatter(NullFormatter())
+            plain_numbers(axis)
         if axis is axes.yaxis or not block.x_names:
             number_ticks(axis)
     keep_inside(axes)
@@ -577,8 +549,20 @@ def _samples(block: Samples) -> Figure:
     return figure
 
 
-def _can_be_logarithmic(many: Sequence[Values]) -> bool:
-    return any(is_number(value) and value > 0 for values in many for value in values)
+FIGURES: dict[type[Block], Callable[[Any], Figure]] = {
+    Curves: _curves,
+    Bars: _bars,
+    Heat: _heat,
+    Tiles: _tiles,
+    Contours: _contours,
+    Intervals: _intervals,
+    Strip: _strip,
+    Samples: _samples,
+}
+
+
+def _figure(block: Drawn) -> Figure:
+    return FIGURES[type(block)](block)
 
 
 def for_page(svg: str, name: str) -> str:

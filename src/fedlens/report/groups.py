@@ -8,17 +8,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, TypeVar
 
 from fedlens.evaluation import measures
 from fedlens.report.blocks import Heat, Line, Style
 from fedlens.report.numbers import NONE, format_number
 from fedlens.runs.records import PART_NAMES, Run, is_number, primary_part, settings, told_apart
 
+T = TypeVar("T")
+
 SEEDS = ("seed", "clients.seed")
-
-
 MANY = 8  # with more groups than this, pictures show the best ones
+MOST = 5  # data sets that a sentence names at most
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,10 @@ def group(runs: Sequence[Run]) -> list[Group]:
             groups[key] = members
         else:
             groups |= {f"{key} {i}": [run] for i, run in enumerate(members)}
-    names = names_by_difference([without_seeds(members[0]) for members in groups.values()])
+    flat = [without_seeds(members[0]) for members in groups.values()]
     return [
-        Group(
-            members[0].name if len(members) == 1 else name,
-            tuple(members),
-            without_seeds(members[0]),
-        )
-        for name, members in zip(names, groups.values(), strict=True)
+        Group(members[0].name if len(members) == 1 else name, tuple(members), own)
+        for name, members, own in zip(names_by_difference(flat), groups.values(), flat, strict=True)
     ]
 
 
@@ -71,8 +68,7 @@ def best_first(groups: Sequence[Group], metric: str) -> list[Group]:
     """The groups: if there are more than `MANY`, sorted by final value, else in the given order."""
     if len(groups) <= MANY:
         return list(groups)
-    ends = {id(one): fmean(found) if (found := one.finals(metric)) else -1.0 for one in groups}
-    return sorted(groups, key=lambda one: -ends[id(one)])
+    return sorted(groups, key=lambda one: -fmean(one.finals(metric) or [-1.0]))
 
 
 def seed_of(run: Run) -> tuple[Any, ...]:
@@ -86,23 +82,20 @@ def names_by_difference(many: Sequence[dict[str, Any]]) -> list[str]:
 
     Options of an algorithm are named only if experiments with that algorithm differ in them.
     """
-    by_algorithm: dict[str, list[dict[str, Any]]] = {}
-    for flat in many:
-        by_algorithm.setdefault(_algorithm(flat), []).append(flat)
+    algorithms = [str(flat.get("algorithm", "fedavg")) for flat in many]
     differ = set(differing(many)) - {"algorithm"}
-    own = {name: set(differing(alike)) for name, alike in by_algorithm.items()}
+    own = {
+        name: differing([flat for flat, of in zip(many, algorithms, strict=True) if of == name])
+        for name in set(algorithms)
+    }
     names = []
-    for flat in many:
-        words = [_algorithm(flat)]
+    for flat, algorithm in zip(many, algorithms, strict=True):
+        words = [algorithm]
         for key, value in flat.items():
-            if key in (own[words[0]] if key.startswith("algorithm.") else differ):
+            if key in (own[algorithm] if key.startswith("algorithm.") else differ):
                 words.append(f"{key.split('.')[-1]} {written(value)}")
         names.append(", ".join(words))
     return names
-
-
-def _algorithm(flat: Mapping[str, Any]) -> str:
-    return str(flat.get("algorithm", "fedavg"))
 
 
 def differing(many: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -123,21 +116,24 @@ def curve(one: Group, metric: str, style: Style = "solid") -> Line:
 
     The mean has the rounds that all repeats recorded.
     """
-    curves = [dict(zip(*run.curve(metric), strict=True)) for run in one.runs if run.has(metric)]
-    if not curves:
-        return Line(one.name, [], [], style=style)
-    if len(curves) == 1:
-        return Line(one.name, list(curves[0]), list(curves[0].values()), style=style)
-    rounds = sorted(set.intersection(*map(set, curves)))
-    means, lows, highs = [], [], []
-    for round in rounds:
-        values = [one[round] for one in curves]
-        mean = fmean(values) if all(map(math.isfinite, values)) else math.nan
-        spread = stdev(values) if math.isfinite(mean) else math.nan
-        means.append(mean)
-        lows.append(mean - spread)
-        highs.append(mean + spread)
-    return Line(one.name, rounds, means, lows, highs, style)
+    runs = [run for run in one.runs if run.has(metric)]
+    shared = in_all([dict(zip(*run.curve(metric), strict=True)) for run in runs])
+    if len(runs) < 2:
+        return Line(one.name, list(shared), [value for (value,) in shared.values()], style=style)
+    sound = [all(map(math.isfinite, values)) for values in shared.values()]
+    means, spreads = (
+        [of(values) if ok else math.nan for values, ok in zip(shared.values(), sound, strict=True)]
+        for of in (fmean, stdev)
+    )
+    lows = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
+    highs = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
+    return Line(one.name, list(shared), means, lows, highs, style)
+
+
+def in_all(curves: Sequence[Mapping[int, T]]) -> dict[int, list[T]]:
+    """The values of each round that all curves have."""
+    rounds = sorted(set.intersection(*map(set, curves))) if curves else []
+    return {round: [curve[round] for curve in curves] for round in rounds}
 
 
 def off_if_many(lines: Sequence[Line]) -> list[Line]:
@@ -156,13 +152,14 @@ def mean_and_std(values: Sequence[float], percent: bool = False) -> str:
 
 def best_round(one: Group, metric: str) -> tuple[float, float] | None:
     """The best point of a group's curve: its round and value."""
+    best: tuple[float, float] | None
     if len(one.runs) == 1:
-        single = one.runs[0].best(metric)
-        return None if single is None else (single[1], single[0])
-    line = curve(one, metric)
-    points = [(y, round) for round, y in zip(line.x, line.y, strict=True) if is_number(y)]
-    best = measures.best(metric, points)
-    return None if best is None else (best[1], best[0])
+        best = one.runs[0].best(metric)
+    else:
+        line = curve(one, metric)
+        points = [(y, round) for round, y in zip(line.x, line.y, strict=True) if is_number(y)]
+        best = measures.best(metric, points)
+    return best and (best[1], best[0])
 
 
 def without_seeds(run: Run) -> dict[str, Any]:
@@ -180,23 +177,19 @@ def means(runs: Sequence[Run]) -> tuple[list[str], list[list[str]], list[str]] |
     scored.sort(key=lambda pair: -pair[0])
     if len(scored) < 2:
         return None
-    body = [
-        [one.name, mean_and_std(one.finals(metric), percent=True), str(len(one.finals(metric)))]
-        for _, one in scored
-    ]
+    body = []
     what = f"{PART_NAMES[primary_part(runs)]} accuracy"
     by_data: dict[str, list[tuple[Group, list[str]]]] = {}
-    for (_, one), row in zip(scored, body, strict=True):
-        by_data.setdefault(_data_of(one), []).append((one, row))
+    for _, one in scored:
+        values = one.finals(metric)
+        body.append([one.name, mean_and_std(values, percent=True), str(len(values))])
+        by_data.setdefault(_data_of(one), []).append((one, body[-1]))
     best = []
     for alike in by_data.values():
-        sound = [each for each in alike if each[0].is_sound]
-        if not sound:
-            continue
-        one, (name, reached, seeds) = sound[0]
-        over = f" over {seeds} seeds" if seeds != "1" else ""
-        where = f" on {written(one.settings.get('dataset'))}" if len(by_data) > 1 else ""
-        if len(alike) > 1:
+        one, (name, reached, seeds) = next((each for each in alike if each[0].is_sound), alike[0])
+        if len(alike) > 1 and one.is_sound:
+            over = f" over {seeds} seeds" if seeds != "1" else ""
+            where = f" on {written(one.settings.get('dataset'))}" if len(by_data) > 1 else ""
             best.append(f"{name}, {reached} {what}{where}{over}")
     return ["experiment", f"final {what}", "seeds"], body, best
 
@@ -207,25 +200,19 @@ def _data_of(one: Group) -> str:
     return digest if isinstance(digest, str) else written(one.settings.get("dataset"))
 
 
-MOST = 5  # data sets that a sentence names at most
-
-
 def data_names(runs: Sequence[Run]) -> list[str]:
     """The name of each run's data set: its name and path, and the options that differ."""
-    sets = [_name_and_path(run) for run in runs]
+    flat, sets = [settings(run.experiment) for run in runs], [_name_and_path(run) for run in runs]
     paths = list(dict.fromkeys(path for _, path in sets if path))
     short = dict(zip(paths, told_apart([Path(path) for path in paths]), strict=True))
-    alike: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for run, one in zip(runs, sets, strict=True):
-        flat = settings(run.experiment)
-        own = {key: value for key, value in flat.items() if key.startswith("dataset.")}
-        alike.setdefault(one, []).append(own)
-    differ = {one: differing(many) for one, many in alike.items()}
-    options = {one: iter(many) for one, many in alike.items()}
+    differ = {
+        one: differing([own for own, of in zip(flat, sets, strict=True) if of == one])
+        for one in set(sets)
+    }
     names = []
-    for name, path in sets:
-        own = next(options[name, path])
-        words = [f"{k.removeprefix('dataset.')} {written(own.get(k))}" for k in differ[name, path]]
+    for own, (name, path) in zip(flat, sets, strict=True):
+        keys = [key for key in differ[name, path] if key.startswith("dataset.")]
+        words = [f"{key.removeprefix('dataset.')} {written(own.get(key))}" for key in keys]
         names.append(" ".join([name, *([short[path]] if path else []), *words]))
     return names
 
@@ -304,23 +291,20 @@ def _words(
 
 def _keys(many: Sequence[Mapping[str, Any]]) -> list[str]:
     """The settings that differ, without options that are determined by a name that differs."""
+
+    def count(*names: str) -> int:
+        return len({tuple(written(flat.get(name)) for name in names) for flat in many})
+
+    def follows(key: str, name: str) -> bool:
+        return key.startswith(f"{name}.") and count(name, key) == count(name)
+
     found = differing(many)
-    return [k for k in found if not any(_goes_with(k, name, many) for name in found)]
-
-
-def _goes_with(key: str, name: str, many: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether `key` is an option of `name` and has one value for each value of `name`."""
-    if not key.startswith(f"{name}."):
-        return False
-    by_name: dict[str, list[Mapping[str, Any]]] = {}
-    for flat in many:
-        by_name.setdefault(written(flat.get(name)), []).append(flat)
-    return not any(key in differing(alike) for alike in by_name.values())
+    return [key for key in found if not any(follows(key, name) for name in found)]
 
 
 def _values(groups: Sequence[Group], key: str) -> list[str]:
     """The values of a setting as text: numbers sorted, others in the given order."""
-    values = {written(value): value for one in groups for value in [one.settings.get(key)]}
+    values = {written(value): value for value in (one.settings.get(key) for one in groups)}
     numbers = {name: float(value) for name, value in values.items() if is_number(value)}
     return sorted(numbers, key=numbers.__getitem__) if len(numbers) == len(values) else [*values]
 

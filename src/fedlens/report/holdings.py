@@ -23,8 +23,7 @@ from fedlens.report.blocks import (
     Tiles,
 )
 from fedlens.report.groups import Group, data_names, written
-from fedlens.report.numbers import format_number
-from fedlens.report.tables import BY_THEMSELVES, client_header, client_rows, worth
+from fedlens.report.numbers import NONE, format_number
 from fedlens.runs.records import PART_NAMES, Run, is_number, number, settings
 
 Array = np.ndarray[Any, Any]
@@ -36,6 +35,16 @@ UNLIKE = 0.5  # from this EMD on, many clients are ordered by their main class
 FEW_MARKS = 8  # values that a client's row of intervals has at most
 MOST_PICTURES = 4  # of partitions, of confusion matrices, or of outcomes, on one page
 MOST_CLIENTS, MOST_ROUNDS = 200, 1000  # of outcomes: more cannot be distinguished in a picture
+
+CLIENTS = ["client", "trained on", "tested on", "accuracy", "95% interval"]
+BY_THEMSELVES = {
+    "fine_tuned": "fine-tuned",
+    "local_only": "alone",
+    "centralised": "centralised",
+}
+"""Optional columns: accuracies of other models for each client. Keys are those of run files."""
+
+MOST_LISTED = 60  # with more clients than this, they are not listed
 
 MEANINGS = {
     REPORTED: "its update was taken",
@@ -61,29 +70,31 @@ def partition_blocks(groups: Sequence[Group]) -> Iterator[Block]:
 
     Splits that differ in their seeds alone are one kind of partition: the first of them is drawn.
     """
-    found: dict[tuple[str, str], tuple[str, Run, Array]] = {}  # by data set and split
+    splits: dict[tuple[str, str], tuple[str, Run, Array]] = {}  # by data set and split
     runs = [run for one in groups for run in one.runs]
     for run, of in zip(runs, data_names(runs), strict=True):
         counts = matrix((run.partition or {}).get("label_counts"))
         if counts is not None:
             way = _dealing(run, of, len(counts))
-            found.setdefault((of, str(run.manifest.get("partition"))), (way, run, counts))
-    ways = {way: (run, counts) for way, run, counts in reversed(found.values())}
-    for way, (run, counts) in list(reversed(ways.items()))[:MOST_PICTURES]:
+            splits.setdefault((of, str(run.manifest.get("partition"))), (way, run, counts))
+    ways: dict[str, list[tuple[Run, Array]]] = {}
+    for way, run, counts in splits.values():
+        ways.setdefault(way, []).append((run, counts))
+    for way, alike in list(ways.items())[:MOST_PICTURES]:
+        run, counts = alike[0]
         of = f": {way}" if len(ways) > 1 else ""
-        title, classes = f"Who holds what{of}", _classes(run, counts.shape[1])
-        picture = partition_heat(counts, classes, title, client_names(run))
-        splits = sum(way == other for other, _, _ in found.values())
-        more = f" The first of {splits} splits that differ in their seed." if splits > 1 else ""
-        yield replace(picture, caption=picture.caption + more)
-    many = [one for one in found.values() if len(one[2]) > FEW]  # fewer are seen one by one
+        classes = _classes(run, counts.shape[1])
+        picture = partition_heat(counts, classes, f"Who holds what{of}", client_names(run))
+        more = f" The first of {len(alike)} splits that differ in their seed."
+        yield replace(picture, caption=picture.caption + more * (len(alike) > 1))
+    many = [one for one in splits.values() if len(one[2]) > FEW]  # fewer are seen one by one
     if many:
         yield Strip(
             title="EMD of each client",
             caption="How far each client's class shares are from everyone's: the L1 distance, 0 if "
             "they are alike, up to 2. A dot is a client; the stroke is the median.",
             groups=[
-                (_split_name(way, run, len(ways), len(found)), emd_per_client(counts).tolist())
+                (_split_name(way, run, len(ways), len(splits)), emd_per_client(counts).tolist())
                 for way, run, counts in many
             ],
             x_label="EMD",
@@ -116,26 +127,27 @@ def partition_heat(
 ) -> Heat:
     """A heat map of the share of each client's examples in each class."""
     num_clients, distance = len(counts), emd(counts)
-    order, ordered = np.arange(num_clients), num_clients > MANY and distance >= UNLIKE
-    if ordered:
-        order = by_main_class(counts)
-    shares = (counts / np.maximum(counts.sum(1, keepdims=True), 1))[order]  # [K, L]
-    names = [clients[k] if clients else str(k) for k in order.tolist()]
-    across = clients is None or num_clients > FEW  # a few named clients are rows instead
-    label = "clients, ordered by their main class" if ordered else "client"
+    ordered = num_clients > MANY and distance >= UNLIKE
+    order = by_main_class(counts) if ordered else np.arange(num_clients)
     sizes = counts.sum(1)
+    shares = (counts / np.maximum(sizes[:, None], 1))[order]  # [K, L]
+    names = [clients[k] if clients else str(k) for k in order.tolist()]
+    label = "clients, ordered by their main class" if ordered else "client"
     least, most = sizes.min(), sizes.max()
     held = f"{least:,} to {most:,} examples" if least < most else f"{most:,} examples each"
+    across = clients is None or num_clients > FEW  # a few named clients are rows instead
+    both = ("class", list(classes), shares.T), (label, names, shares)
+    (row_label, rows, values), (column_label, columns, _) = both if across else both[::-1]
     return Heat(
         title=title,
         caption=f"Each client's examples by class: {num_clients:,} clients of {held}, "
         f"EMD {format_number(distance)} ({EMD})."
         + (" Clients are ordered by their main class." if ordered else ""),
-        values=(shares.T if across else shares).tolist(),
-        row_names=list(classes) if across else names,
-        column_names=names if across else list(classes),
-        row_label="class" if across else label,
-        column_label=label if across else "class",
+        values=values.tolist(),
+        row_names=rows,
+        column_names=columns,
+        row_label=row_label,
+        column_label=column_label,
         value_label="share of the client's examples",
         percent=True,
         shares=True,
@@ -150,20 +162,24 @@ def by_main_class(counts: Array) -> Array:  # [K, L] -> [K]
 
 def class_blocks(groups: Sequence[Group]) -> Iterator[Block]:
     """Recall by class and confusion matrices, for runs that recorded a confusion matrix."""
-    known = [(one, told) for one in groups if (told := _confusion(one)) is not None]
-    shown = [(one, total) for one, (total, _) in known]
-    named = [_classes(one.runs[0], len(total)) for one, total in shown]
-    if not shown or any(classes != named[0] for classes in named):
+    known = [(one, *told) for one in groups if (told := _confusion(one)) is not None]
+    named = [_classes(one.runs[0], len(total)) for one, total, _ in known]
+    if not known or any(classes != named[0] for classes in named):
         return
-    classes = named[0]
-    recalls = [_recall(total) for _, total in shown]
+    classes, sizes = named[0], known[0][2]
+    recalls = [
+        [
+            hit / size if size else None
+            for hit, size in zip(total.diagonal().tolist(), total.sum(1).tolist(), strict=True)
+        ]
+        for _, total, _ in known
+    ]
     caption = (
         "Which share of a class's examples the final model recognises; behind the name, how many "
         "examples these are."
     )
-    _, sizes = known[0][1]
     sized = [f"{name} ({n:,})" for name, n in zip(classes, sizes, strict=True)]
-    if len(shown) == 1 and len(classes) <= FEW:
+    if len(known) == 1 and len(classes) <= FEW:
         yield Intervals(
             title="Recall by class",
             caption=f"{caption} Lines are 95% intervals (Wilson's).",
@@ -178,15 +194,15 @@ def class_blocks(groups: Sequence[Group]) -> Iterator[Block]:
             caption=caption,
             values=[list(row) for row in zip(*recalls, strict=True)],
             row_names=sized,
-            column_names=[one.name for one, _ in shown],
+            column_names=[one.name for one, *_ in known],
             row_label="class",
             value_label="recall",
             percent=True,
         )
-    many = len(shown) > MOST_PICTURES
-    first = f" Of {len(shown)} experiments, the first." if many else ""
-    for one, total in shown[:1] if many else shown:
-        of = f": {one.name}" if len(shown) > 1 else ""
+    many = len(known) > MOST_PICTURES
+    first = f" Of {len(known)} experiments, the first." if many else ""
+    for one, total, _ in known[:1] if many else known:
+        of = f": {one.name}" if len(known) > 1 else ""
         outside = total[:, -1].any()  # predictions of outputs that belong to no class
         counts = total if outside else total[:, :-1]
         yield Heat(
@@ -266,10 +282,9 @@ def client_blocks(groups: Sequence[Group]) -> Iterator[Block]:
         return
     dots = []
     for one in groups:
-        found = one.runs[0].evaluation
-        for key, words in {"client_accuracy": "", **BY_THEMSELVES}.items():
-            if isinstance(found.get(key), list):
-                dots.append((f"{one.name}, {words}" if words else one.name, found[key]))
+        for key, values in accuracies(one.runs[0]).items():
+            words = BY_THEMSELVES.get(key)
+            dots.append((f"{one.name}, {words}" if words else one.name, values))
     if dots:
         yield Strip(
             title="Accuracy of each client at the end",
@@ -295,25 +310,25 @@ def _named_lines(run: Run, names: Sequence[str]) -> list[Line]:
 
 def _client_intervals(groups: Sequence[Group]) -> Intervals | None:
     """Final accuracies of clients with intervals, the worst first; None if they are too many."""
-    runs = [one.runs[0] for one in groups]
-    tested = runs[0].evaluation.get("client_tested")
-    if not isinstance(tested, list) or not len(tested) <= FEW:
+    first = groups[0].runs[0]
+    tested = first.evaluation.get("client_tested")
+    if not isinstance(tested, list) or len(tested) > FEW:
         return None
-    names = client_names(runs[0]) or [f"client {k}" for k in range(len(tested))]
-    columns = {}
+    names = client_names(first) or [f"client {k}" for k in range(len(tested))]
+    columns: dict[str, list[float | None]] = {}
     for one in groups:
-        found = one.runs[0].evaluation
-        if found.get("client_tested") != tested or client_names(one.runs[0]) not in (None, names):
+        run = one.runs[0]
+        if run.evaluation.get("client_tested") != tested or client_names(run) not in (None, names):
             return None
-        for key, words in {"client_accuracy": "federated", **BY_THEMSELVES}.items():
-            if isinstance(values := found.get(key), list) and len(values) == len(names):
-                of_group = one.name if key == "client_accuracy" else f"{one.name}, {words}"
-                name = words if len(groups) == 1 else of_group
-                columns[name] = [number(value) for value in values]
+        for key, values in accuracies(run).items():
+            words = BY_THEMSELVES.get(key, "federated")
+            of_group = f"{one.name}, {words}" if key in BY_THEMSELVES else one.name
+            if len(values) == len(names):
+                columns[words if len(groups) == 1 else of_group] = values
     if not 0 < len(columns) <= FEW_MARKS:
         return None
-    first = next(iter(columns.values()))
-    order = sorted(range(len(names)), key=lambda k: x if (x := first[k]) is not None else 2.0)
+    leading = next(iter(columns.values()))
+    order = sorted(range(len(names)), key=lambda k: x if (x := leading[k]) is not None else 2.0)
     sizes = [int(number(tested[k]) or 0) for k in order]
     return Intervals(
         title="Who is left behind",
@@ -340,6 +355,83 @@ def final_interval(run: Run, part: str) -> tuple[float, float] | None:
     if confusion is None or accuracy is None or run.evaluation.get("part") != part:
         return None
     return wilson(accuracy, int(confusion.sum()))
+
+
+def client_rows(run: Run) -> list[list[str]]:
+    """The final model's accuracy for each client; empty if untested or too many clients."""
+    found = accuracies(run)
+    columns = [
+        (run.partition or {}).get("sizes"),
+        run.evaluation.get("client_tested"),
+        found.pop("client_accuracy", None),
+    ]
+    sizes, tested, shares = (one if isinstance(one, list) else [] for one in columns)
+    if not len(sizes) == len(tested) == len(shares) <= MOST_LISTED:
+        return []
+    names = client_names(run) or list(map(str, range(len(sizes))))
+    return [
+        [
+            name,
+            str(size),
+            str(count),
+            *measured(share, count),
+            *(format_number(x, True) for x in more),
+        ]
+        for name, size, count, share, *more in zip(
+            names, sizes, tested, shares, *found.values(), strict=False
+        )
+    ]
+
+
+def client_header(run: Run) -> list[str]:
+    """The header of the table whose rows are `client_rows`."""
+    return CLIENTS + [words for key, words in BY_THEMSELVES.items() if key in accuracies(run)]
+
+
+def accuracies(run: Run) -> dict[str, list[float | None]]:
+    """The accuracies of each client that were recorded: of the final model, and of others."""
+    found = {key: run.evaluation.get(key) for key in ("client_accuracy", *BY_THEMSELVES)}
+    return {key: [*map(number, some)] for key, some in found.items() if isinstance(some, list)}
+
+
+def measured(share: float | None, count: int) -> list[str]:
+    """A share of so many images as text, and its 95% interval (Wilson's)."""
+    if share is None or not count:
+        return [NONE, NONE]
+    low, high = (format_number(end, True) for end in wilson(share, count))
+    return [format_number(share, True), f"{low} to {high}"]
+
+
+def worth(run: Run) -> list[str]:
+    """Whether federated learning helped, and how many clients: a sentence for each comparison."""
+    against = run.summary.get("against")
+    words = {
+        "local_only": "Each client trained alone",
+        "fine_tuned": "The final model fine-tuned by each client",
+    }
+    found = []
+    for key, what in words.items():
+        about = against.get(key) if isinstance(against, dict) else None
+        if not isinstance(about, dict):
+            continue
+        own, ours = (format_number(about.get(of), True) for of in ("own_mean", "federated_mean"))
+        ends, gain = about.get("gain_interval"), ""
+        if isinstance(ends, list) and len(ends) == 2 and all(map(is_number, ends)):
+            low, high = (f"{100 * end:+.1f}" for end in ends)
+            gain = f" (gain {100 * about['gain']:+.1f} points, {low} to {high})"
+        found.append(
+            f"{what}: {own} on average, against {ours} of the federated model, which is "
+            f"better for {about.get('federated_better')} of {about.get('clients')} clients and "
+            f"worse for {about.get('own_better')}{gain}."
+        )
+    twin = run.summary.get("twin")
+    share = number(twin.get("accuracy")) if isinstance(twin, dict) else None
+    if found and share is not None:
+        whole = format_number(share, True)
+        found.append(
+            f"One model trained on the examples of all clients: {whole} on all that is tested."
+        )
+    return found
 
 
 def _client_tables(groups: Sequence[Group]) -> Iterator[Table]:
@@ -373,13 +465,6 @@ def _confusion(one: Group) -> tuple[Array, Array] | None:  # [L, L + 1], [L]
     sizes = [m.sum(1) for m in sound]
     alike = all(np.array_equal(sizes[0], others) for others in sizes)
     return np.sum(sound, axis=0), sizes[0] if alike else np.sum(sizes, axis=0)
-
-
-def _recall(confusion: Array) -> list[float | None]:
-    sizes = confusion.sum(1)
-    return [
-        float(confusion[label, label] / size) if size else None for label, size in enumerate(sizes)
-    ]
 
 
 def _classes(run: Run, num_classes: int) -> list[str]:

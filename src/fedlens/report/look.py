@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, fontManager, get_font
 from matplotlib.lines import Line2D
 from matplotlib.text import Annotation, Text
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from fedlens.report.numbers import LONG, format_tick
 from fedlens.runs.records import is_number
@@ -132,6 +132,12 @@ def write(axes: Axes, x: float, y: float, text: str, right: float = 0, **look: A
     """Write text `right` points to the right of a position in a panel."""
     look = {"xycoords": "data", "fontsize": 8.5, "va": "center", "annotation_clip": False, **look}
     axes.annotate(text, (x, y), xytext=(right, 0), textcoords="offset points", **look)
+
+
+def plain_numbers(axis: Axis) -> None:
+    """Write the powers of a logarithmic axis as other axes are written."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def number_ticks(axis: Axis, percent: bool = False, most: int = 4) -> bool:

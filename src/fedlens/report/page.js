@@ -245,7 +245,7 @@
     }
 
     banded(line) {
-      return this.data.names.length <= this.data.most_bands || line.name === this.chosen;
+      return this.data.banded || line.name === this.chosen;
     }
 
     range(lines) {

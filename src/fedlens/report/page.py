@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.report.artists import Artists, Drawing, save_all
-from fedlens.report.blocks import FORMATS, Block, Curves, Facts, Table, Text, is_drawn, places
+from fedlens.report.blocks import FORMATS, Block, Curves, Table, Text, is_drawn, places
 from fedlens.report.numbers import LARGE, Cell, format_number
 from fedlens.runs.records import is_number
 from fedlens.storage.files import write_atomically
@@ -40,8 +41,6 @@ class Shown:
     """A block with everything that the page template needs to show it."""
 
     block: Block
-    slug: str
-    alt: str
     csv: str  # a data: URL, or the path of a file next to the page
     svg: str = ""
     chart: str = ""  # JSON for page.js
@@ -94,30 +93,19 @@ def html(
     live: bool = False,
 ) -> str:
     """The HTML of the page. `picture` returns the SVG of a drawn block; a live page reloads."""
-    sections: list[dict[str, Any]] = []
-    for block in blocks:
-        shown = _shown(block, picture(block) if is_drawn(block) else "", live)
-        if isinstance(block, Table):
-            sections.append({"table": shown})
-        elif isinstance(block, Facts):
-            sections.append({"facts": shown})
-        elif isinstance(block, Text):
-            sections.append({"text": shown})
-        elif sections and "figures" in sections[-1]:
-            sections[-1]["figures"].append(shown)
-        else:
-            sections.append({"figures": [shown]})
+    shown = [_shown(one, picture(one) if is_drawn(one) else "", live) for one in blocks]
+    sections = [(kind, [*some]) for kind, some in groupby(shown, key=lambda one: _kind(one.block))]
     leads = True
-    for section in sections:
-        if "figures" in section:
-            section["figures"] = _arranged(section["figures"], leads)
+    for kind, figures in sections:
+        if kind == "figures":
+            figures[:] = _arranged(figures, leads)
             leads = False
     script = (HERE / "page.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _template().render(
         title=title,
         summary=summary,
-        sections=[{"figures": None, "table": None, "facts": None, **one} for one in sections],
+        sections=sections,
         contents=_contents(blocks),
         files=[block.slug for block in blocks if not isinstance(block, Text)],
         style=(HERE / "page.css").read_text("utf-8"),
@@ -128,22 +116,19 @@ def html(
     )
 
 
+def _kind(block: Block) -> str:
+    return "figures" if is_drawn(block) else type(block).__name__.lower()
+
+
 def _arranged(figures: Sequence[Shown], leads: bool) -> list[Shown]:
     """Arrange figures in pairs. The first of the page, crowded and unpaired ones are wide."""
     wide = [
         (leads and i == 0) or (isinstance(one.block, Curves) and len(one.block.names()) > CROWDED)
         for i, one in enumerate(figures)
     ]
-    waits = None  # index of a figure that still needs a partner
-    for i in range(len(figures)):
-        if waits is None or wide[i]:
-            if waits is not None:
-                wide[waits] = True
-            waits = None if wide[i] else i
-        else:
-            waits = None
-    if waits is not None:
-        wide[waits] = True
+    for is_wide, some in groupby(range(len(figures)), key=list(wide).__getitem__):
+        *others, last = some
+        wide[last] = is_wide or not len(others) % 2
     return [replace(one, wide=is_wide) for one, is_wide in zip(figures, wide, strict=True)]
 
 
@@ -227,16 +212,14 @@ def _shown(block: Block, svg: str, live: bool) -> Shown:
     address = f"data:text/csv;base64,{base64.b64encode(data).decode()}"
     if len(data) > MOST_BYTES and not live:  # a live page has no files next to it
         address = f"figures/{block.slug}.csv"
-    block = thin
-    if isinstance(block, Curves) and any(line.low for line in block.lines) and not block.banded:
-        block = replace(block, caption=f"{block.caption} Point at a name to see its band.")
-    shown = Shown(block, block.slug, block.alt or block.words(), address, svg)
-    if isinstance(block, Curves):
-        return replace(shown, chart=_chart(block))
+    if isinstance(thin, Curves):
+        if any(line.low for line in thin.lines) and not thin.banded:
+            thin = replace(thin, caption=f"{thin.caption} Point at a name to see its band.")
+        return Shown(thin, address, svg, chart=_chart(thin))
     if isinstance(block, Table):
         cells = [[format_number(cell) for cell in row] for row in block.rows]
-        return replace(shown, cells=cells, classes=_classes(block, cells))
-    return shown
+        return Shown(block, address, cells=cells, classes=_classes(block, cells))
+    return Shown(block, address, svg)
 
 
 def _classes(block: Table, cells: Sequence[Sequence[str]]) -> list[str]:
@@ -259,9 +242,8 @@ def _chart(block: Curves) -> str:
         | {"place": place[line.name], "x": list(line.x)}
         for line in block.lines
     ]
-    plain = ("title", "x_label", "percent", "log_x", "log_y", "most_bands")
-    chart = {key: getattr(block, key) for key in plain}
-    chart |= {
+    plain = ("x_label", "percent", "log_x", "log_y", "banded")
+    chart = {key: getattr(block, key) for key in plain} | {
         "lines": lines,
         "names": [vars(name) for name in block.names()],
         "styles": dict(block.styles),

@@ -120,37 +120,33 @@ def tasks(
     """
     flat = [without_seeds(run) for run in runs]
     if names is not None:
-        return _arranged(runs, flat, names, _differ_within(flat, names))
+        of_name = ([o for o, n in zip(flat, names, strict=True) if n == one] for one in set(names))
+        within = {key for alike in of_name for key in differing(alike)}
+        return _arranged(runs, flat, names, [key for key in differing(flat) if key in within])
     differ = differing(flat)
-    chosen = _under(differ, by or ["algorithm"])
+    tops = by or ["algorithm"]
+    chosen = [key for key in differ if any(f"{key}.".startswith(f"{top}.") for top in tops)]
     if by and not chosen:
         others = ", ".join(differ) or "their seeds alone"
         raise ValueError(f"the runs do not differ in {', '.join(by)}: they differ in {others}")
     apart = [key for key in differ if key not in chosen]
-    found = _arranged(runs, flat, _variants(flat, chosen, "algorithm" in apart), apart)
+    if "algorithm" in apart:  # then it is no part of a variant's name
+        variants = [
+            ", ".join(f"{key.split('.')[-1]} {written(one.get(key))}" for key in chosen)
+            for one in flat
+        ]
+    else:
+        variants = _variants(flat, chosen)
+    found = _arranged(runs, flat, variants, apart)
     if not by and all(len(task.variants) < 2 for task in found):
         found = _arranged(runs, flat, _variants(flat, differ), [])
     return found
 
 
-def _variants(
-    flat: Sequence[dict[str, Any]], by: Sequence[str], any_algorithm: bool = False
-) -> list[str]:
-    """The name of each run's variant, made of its settings under the keys `by`."""
-    chosen = [{k: v for k, v in one.items() if k in by or k == "algorithm"} for one in flat]
-    if any_algorithm:  # tasks differ in their algorithm, so it is no part of a variant's name
-        return [", ".join(f"{key.split('.')[-1]} {written(one.get(key))}" for key in by)
-                for one in flat]  # fmt: skip
-    return names_by_difference(chosen)
-
-
-def _differ_within(flat: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
-    """The settings in which runs of the same name differ: they define different tasks."""
-    found: dict[str, None] = {}
-    for name in dict.fromkeys(names):
-        mine = [one for one, other in zip(flat, names, strict=True) if other == name]
-        found |= dict.fromkeys(differing(mine))
-    return list(found)
+def _variants(flat: Sequence[dict[str, Any]], by: Sequence[str]) -> list[str]:
+    """The name of each run's variant: its algorithm, and its settings under the keys `by`."""
+    named = {"algorithm", *by}
+    return names_by_difference([{k: v for k, v in one.items() if k in named} for one in flat])
 
 
 @dataclass(frozen=True)
@@ -338,28 +334,16 @@ def incomplete_beta(a: float, b: float, x: float) -> float:
     """The regularised incomplete beta function I_x(a, b)."""
     if not 0 < x < 1:
         return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):  # here the continued fraction would converge slowly
+    if x > (a + 1) / (a + b + 2):  # here the series would converge slowly
         return 1 - incomplete_beta(b, a, 1 - x)
     logarithm = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    front = math.exp(logarithm + a * math.log(x) + b * math.log1p(-x)) / a
-    return front / _fraction(a, b, x)
-
-
-def _fraction(a: float, b: float, x: float) -> float:
-    """The continued fraction 1 + d1 / (1 + d2 / (1 + ...)) of I_x(a, b), by Lentz's method."""
-    value, c, d = 1.0, 1.0, 0.0
-    for k in range(1, 1000):
-        m = k // 2
-        if k % 2:
-            term = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        else:
-            term = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        d = 1 / (1 + term * d)
-        c = 1 + term / c
-        value *= c * d
-        if abs(c * d - 1) < 1e-15:
-            break
-    return value
+    term = math.exp(logarithm + a * math.log(x) + b * math.log1p(-x)) / a
+    total, n = 0.0, 0
+    while term > 1e-17 * total:  # a series of positive terms: small values are exact, too
+        total += term
+        term *= x * (a + b + n) / (a + 1 + n)
+        n += 1
+    return total
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:

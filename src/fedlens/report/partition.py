@@ -75,8 +75,10 @@ def draw(
     num_clients, num_classes = label_counts.shape
     if len(classes) != num_classes:
         raise ValueError(f"{num_classes} classes but {len(classes)} names: give one for each")
-    names = [_short(name) for name in classes]
-    called = [_short(name) for name in clients or ()] if num_clients <= FEW else []
+    names, called = (
+        [name if len(name) <= 24 else f"{name[:23]}…" for name in some or ()]
+        for some in (classes, clients if num_clients <= FEW else None)
+    )
     distance = emd(label_counts)
     bubbles = max(num_clients, num_classes) <= MANY
     ordered = num_clients > MANY and distance >= UNLIKE
@@ -88,7 +90,8 @@ def draw(
     left = max(1.0, 0.3 + 0.075 * max(map(len, names)))
     longest = 0.085 * max(map(len, called), default=0)  # inches
     upright = longest > 0.9 * width / num_clients
-    figure, top, main = _panels(width, height, left, 0.75 + longest if upright else 0.65)
+    below = 0.75 + longest if upright else 0.65
+    figure, main, top = _panels(width, (height, 0.75), (left, 1.5, below, 0.12, 0.85))
     _draw_sizes(top, counts.sum(1))
     _label_axes(main, num_clients, names, called, upright)
     main.set_xlabel("clients, ordered by their main class" if ordered else "clients", color=INK)
@@ -101,38 +104,33 @@ def draw(
         f"examples {label_counts.sum():,}   ·   EMD {distance:.3f}"
     )
     fitting = 105 * (width + 1.3) / max(len(title), 1)
-    write(top, title, above=32, size=min(14, fitting), weight="bold", color=INK)
-    write(top, subtitle, above=13, size=10, color=GREY)
+    _write(top, title, above=32, size=min(14, fitting), weight="bold", color=INK)
+    _write(top, subtitle, above=13, size=10, color=GREY)
     return save(figure, path)
 
 
-def write(axes: Axes, text: str, above: int, **looks: Any) -> None:
+def _write(axes: Axes, text: str, above: int, **look: Any) -> None:
     """Write a line of text `above` points above a panel."""
     place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
-    axes.annotate(text, (0, 1), (0, above), parse_math=False, **place, **looks)
+    axes.annotate(text, (0, 1), (0, above), parse_math=False, **place, **look)
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= 24 else name[:23] + "…"
+def _panels(width: float, heights: Sequence[float], edges: tuple[float, ...]) -> tuple[Any, ...]:
+    """A figure with panels of these heights above each other, the lowest first, in inches.
 
-
-def _panels(width: float, height: float, left: float, bottom: float) -> tuple[Figure, Axes, Axes]:
-    """A figure with a main panel of this size in inches, and a low panel above it."""
-    right, strip, gap, above = 1.5, 0.75, 0.12, 0.85
-    total_width, total_height = left + width + right, bottom + height + gap + strip + above
+    `edges` are what lies left of the panels, right of them, below, between and above.
+    """
+    left, right, low, gap, above = edges
+    total_width = left + width + right
+    total_height = low + sum(heights) + gap * (len(heights) - 1) + above
     figure = Figure(figsize=(total_width, total_height), dpi=150, facecolor="white")
     FigureCanvasAgg(figure)
-
-    def panel(low: float, tall: float) -> Axes:
+    panels = []
+    for tall in heights:
         box = left / total_width, low / total_height, width / total_width, tall / total_height
-        return figure.add_axes(box)
-
-    return figure, panel(bottom + height + gap, strip), panel(bottom, height)
-
-
-def _shares(counts: Array) -> Array:  # [K, L]
-    shares: Array = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    return shares
+        panels.append(figure.add_axes(box))
+        low += tall + gap
+    return figure, *panels
 
 
 def _columns(rows: Array) -> tuple[Array, Array]:
@@ -212,7 +210,7 @@ def _draw_bubbles(axes: Axes, counts: Array, diameter: float) -> None:
 
 def _draw_shares(figure: Figure, axes: Axes, counts: Array) -> None:
     num_clients, num_classes = counts.shape
-    shares, _ = _columns(_shares(counts))
+    shares, _ = _columns(counts / np.maximum(counts.sum(1, keepdims=True), 1))
     # The darkest shade is at least ten times an equal share: an even partition looks pale.
     darkest = max(float(shares.max()), min(10 / num_classes, 1))
     image = axes.imshow(
@@ -278,17 +276,13 @@ def draw_map(lat: Array, lon: Array, holdings: Holdings, title: str, path: Path)
     left_out = len(lat) - int(held.sum())
     if left_out:
         subtitle += f"   ·   left out {left_out:,} (grey)"
-    write(axes, title, above=28, size=min(14, 105 * WIDEST / max(len(title), 1)), weight="bold")
-    write(axes, subtitle, above=10, size=10, color=GREY)
+    _write(axes, title, above=28, size=min(14, 105 * WIDEST / max(len(title), 1)), weight="bold")
+    _write(axes, subtitle, above=10, size=10, color=GREY)
     return save(figure, path)
 
 
 def _panel(height: float) -> tuple[Figure, Axes]:
-    left, right, bottom, above = 0.75, 0.3, 0.6, 0.8
-    width, tall = left + WIDEST + right, bottom + height + above
-    figure = Figure(figsize=(width, tall), dpi=150, facecolor="white")
-    FigureCanvasAgg(figure)
-    axes = figure.add_axes((left / width, bottom / tall, WIDEST / width, height / tall))
+    figure, axes = _panels(WIDEST, [height], (0.75, 0.3, 0.6, 0.0, 0.8))
     axes.spines[:].set_color(PALE)
     axes.tick_params(length=0, labelsize=8, labelcolor=GREY)
     axes.set_xlabel("longitude", color=INK, size=9)

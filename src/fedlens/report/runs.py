@@ -117,29 +117,25 @@ def headline(runs: Sequence[Run]) -> str:
     """The results in a sentence or two, the best first."""
     part, groups = primary_part(runs), group(runs)
     metric = f"{part}_accuracy"
-    scored = [(fmean(values), one) for one in groups if (values := one.finals(metric))]
-    scored.sort(key=lambda pair: (not pair[1].is_sound, -pair[0]))
+    scored = [(one, values) for one in groups if (values := one.finals(metric))]
+    scored.sort(key=lambda pair: (not pair[0].is_sound, -fmean(pair[1])))
     silent = [one for one in groups if not one.finals(metric)]
     sentences = []
     if scored:
-        shown = scored if len(scored) <= NAMED + 1 else scored[:NAMED]
-        (_, first), others = shown[0], shown[1:]
-        reached = mean_and_std(first.finals(metric), percent=True)
-        over = f" (mean of {count} seeds)" if (count := len(first.finals(metric))) > 1 else ""
-        between, ends = "", final_interval(runs[0], part)
-        if len(runs) == 1 and ends is not None:
+        (first, values), *others = scored if len(scored) <= NAMED + 1 else scored[:NAMED]
+        over, ends = "", final_interval(runs[0], part)
+        if len(values) > 1:
+            over = f" (mean of {len(values)} seeds)"
+        elif len(runs) == 1 and ends is not None:
             low, high = (format_number(end, True) for end in ends)
-            between = f" (95% interval {low} to {high})"
-        words = [
-            f"{first.name} reached {reached} {PART_NAMES[part]} accuracy{over}{between} "
-            f"{_end(first)}"
-        ]
-        for _, one in others:
+            over = f" (95% interval {low} to {high})"
+        reached = f"{mean_and_std(values, percent=True)} {PART_NAMES[part]} accuracy"
+        words = [f"{first.name} reached {reached}{over} {_end(first)}"]
+        for one, values in others:
             same = "" if _end(one) == _end(first) else f" {_end(one)}"
-            words.append(f"{one.name} {mean_and_std(one.finals(metric), percent=True)}{same}")
-        rest = [value for value, _ in scored[len(shown) :]]
-        if rest:
-            lowest, highest = (format_number(value, True) for value in (rest[-1], rest[0]))
+            words.append(f"{one.name} {mean_and_std(values, percent=True)}{same}")
+        if rest := scored[len(words) :]:
+            lowest, highest = (format_number(fmean(rest[i][1]), True) for i in (-1, 0))
             words.append(f"{len(rest)} more between {lowest} and {highest}")
         sentences.append("; ".join(words))
     for one in silent[:NAMED]:
@@ -155,19 +151,18 @@ def headline(runs: Sequence[Run]) -> str:
 
 def caution_words(runs: Sequence[Run]) -> list[str]:
     """What the accuracies of runs hide, in full for a single run, else in a few words for each."""
-    found = {run.name: cautions(run) for run in runs}
-    told = {name: ", ".join(one.short for one in many) for name, many in found.items() if many}
+    found = [(run.name, told) for run in runs if (told := cautions(run))]
     if len(runs) == 1:
-        return [one.text for many in found.values() for one in many]
-    words = [f"{name} ({short})" for name, short in list(told.items())[:NAMED]]
-    more = [f"and {len(told) - NAMED} more"] if len(told) > NAMED else []
-    return [f"But look closer: {', '.join([*words, *more])}."] if told else []
+        return [one.text for _, many in found for one in many]
+    words = [f"{name} ({', '.join(one.short for one in many)})" for name, many in found[:NAMED]]
+    more = [f"and {len(found) - NAMED} more"] if len(found) > NAMED else []
+    return [f"But look closer: {', '.join([*words, *more])}."] if found else []
 
 
 def caution_block(runs: Sequence[Run]) -> Iterator[Table]:
     """What the accuracies of several runs hide; the headline of a single run says it."""
-    told = {run.name: " ".join(one.text for one in cautions(run)) for run in runs}
-    rows = [[name, text] for name, text in told.items() if text]
+    told = [(run.name, " ".join(one.text for one in cautions(run))) for run in runs]
+    rows = [pair for pair in told if pair[1]]
     if rows and len(runs) > 1:
         yield Table(
             title="Look closer",
@@ -231,15 +226,13 @@ def _results(runs: Sequence[Run], title: str = "Results", dots: int = 0) -> Tabl
 
 
 def _caption(runs: Sequence[Run], header: Sequence[str]) -> str:
-    relative = (
-        " Relative accuracy is that of the run over that of its centralised twin; rounds to 90% "
-        "of it."
-        if "relative accuracy" in header
-        else ""
-    )
     part = primary_part(runs)
     told = _unevaluated(runs, part) or f"Accuracy, loss and F1 on the {PART_NAMES[part]} examples."
-    return f"{told} A megabyte (MB) is a million bytes, over all clients and rounds.{relative}"
+    told += " A megabyte (MB) is a million bytes, over all clients and rounds."
+    if "relative accuracy" in header:
+        told += " Relative accuracy is that of the run over that of its centralised twin; rounds "
+        told += "to 90% of it."
+    return told
 
 
 def _unevaluated(runs: Sequence[Run], part: str) -> str:
@@ -251,33 +244,24 @@ def _unevaluated(runs: Sequence[Run], part: str) -> str:
 
 
 def _results_of_groups(groups: Sequence[Group], part: str) -> Table:
-    loss = recorded_as([run for one in groups for run in one.runs], part, "loss")
+    runs = [run for one in groups for run in one.runs]
     measures = {
         "final accuracy": (f"{part}_accuracy", True),
-        "final loss": (loss, False),
+        "final loss": (recorded_as(runs, part, "loss"), False),
         "macro F1": (f"{part}_f1", False),
         "relative accuracy": ("relative_accuracy", True),
     }
-    kept = {
-        name: (metric, percent)
-        for name, (metric, percent) in measures.items()
-        if any(one.finals(metric) for one in groups)
-    }
-    costs = {
-        "MB up": ("bytes_up", 1e6),
-        "MB down": ("bytes_down", 1e6),
-        "seconds": ("seconds", 1.0),
-    }
+    kept = {k: m for k, m in measures.items() if any(one.finals(m[0]) for one in groups)}
+    costs = {"MB up": ("bytes_up", 1e6), "MB down": ("bytes_down", 1e6), "seconds": ("seconds", 1)}
     body = []
     for one in groups:
         cells = [mean_and_std(one.finals(metric), percent) for metric, percent in kept.values()]
         for column, unit in costs.values():
             spent = one.values(partial(Run.total, column=column))
             cells.append(decimal(fmean(spent) / unit, 1) if spent else NONE)
-        seeds = str(len(one.runs))
         status = ", ".join(sorted({run.status for run in one.runs}))
-        body.append([one.name, *cells, seeds, one.runs[0].algorithm, status])
-    blind = _unevaluated([run for one in groups for run in one.runs], part)
+        body.append([one.name, *cells, str(len(one.runs)), one.runs[0].algorithm, status])
+    blind = _unevaluated(runs, part)
     told = f". {blind}" if blind else f", on the {PART_NAMES[part]} examples."
     return Table(
         title="Results",
@@ -346,24 +330,19 @@ def _facts(run: Run) -> list[str]:
     flat = settings(run.experiment)
     facts = data_names([run]) if "dataset" in flat else []
     facts += [str(flat["model"])] if "model" in flat else []
-    parameters, clients = run.manifest.get("parameters"), flat.get("clients.count")
-    if isinstance(parameters, int):
+    if isinstance(parameters := run.manifest.get("parameters"), int):
         facts.append(f"{parameters:,} parameters")
-    if clients is None and run.partition:
-        clients = run.partition.get("num_clients")
+    clients = flat.get("clients.count") or (run.partition or {}).get("num_clients")
     if clients is not None:
         facts.append(f"{clients} clients, {_a_round(flat.get('clients.per_round', 1.0))}")
-    emd = number(run.summary.get("emd"))
-    if emd is not None:
+    if (emd := number(run.summary.get("emd"))) is not None:
         facts.append(f"EMD {emd:.2f} ({EMD})")
     twin = run.summary.get("twin")
-    reached = number(twin.get("accuracy")) if isinstance(twin, dict) else None
-    if reached is not None:
+    if isinstance(twin, dict) and (reached := number(twin.get("accuracy"))) is not None:
         facts.append(f"centralised twin {format_number(reached, True)}")
     if "device" in run.manifest:
         facts.append(written(run.manifest["device"]))
-    peak = number(run.summary.get("peak_memory_bytes"))
-    if peak:
+    if peak := number(run.summary.get("peak_memory_bytes")):
         facts.append(f"peak memory {peak / 1e9:.1f} GB")
     return facts
 

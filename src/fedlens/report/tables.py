@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from unicodedata import combining, east_asian_width
 
-from fedlens.evaluation.intervals import wilson
 from fedlens.report.numbers import NONE, format_number
 from fedlens.runs.budgets import rounds_to
-from fedlens.runs.records import Run, is_number, primary_part, recorded_as
+from fedlens.runs.records import Run, primary_part, recorded_as
 from fedlens.storage.reading import printable
 
 HEADER = [
@@ -37,91 +36,6 @@ def rows(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     for row, cells in zip(body, more, strict=True):
         row[column:column] = [cells[i] for i in shown]
     return [*HEADER[:column], *(MORE[i] for i in shown), *HEADER[column:]], body
-
-
-CLIENTS = ["client", "trained on", "tested on", "accuracy", "95% interval"]
-BY_THEMSELVES = {
-    "fine_tuned": "fine-tuned",
-    "local_only": "alone",
-    "centralised": "centralised",
-}
-"""Optional columns: accuracies of other models for each client. Keys are those of run files."""
-
-MOST_CLIENTS = 60  # with more clients than this, they are not listed
-
-
-def client_rows(run: Run) -> list[list[str]]:
-    """The final model's accuracy for each client; empty if untested or too many clients."""
-    partition = run.partition or {}
-    columns = [
-        holder.get(key)
-        for holder, key in (
-            (partition, "sizes"),
-            (run.evaluation, "client_tested"),
-            (run.evaluation, "client_accuracy"),
-        )
-    ]
-    sizes, tested, accuracy = (one if isinstance(one, list) else [] for one in columns)
-    if not len(sizes) == len(tested) == len(accuracy) or len(sizes) > MOST_CLIENTS:
-        return []
-    names = partition.get("client_names") or range(len(sizes))
-    own = [run.evaluation[key] for key in _by_themselves(run)]
-    found = []
-    for name, size, count, share, *others in zip(
-        names, sizes, tested, accuracy, *own, strict=False
-    ):
-        words = [NONE, NONE]
-        if is_number(share) and count:
-            low, high = (format_number(end, True) for end in wilson(share, count))
-            words = [format_number(share, True), f"{low} to {high}"]
-        words += [format_number(other if is_number(other) else None, True) for other in others]
-        found.append([str(name), str(size), str(count), *words])
-    return found
-
-
-def client_header(run: Run) -> list[str]:
-    """The header of the table whose rows are `client_rows`."""
-    return CLIENTS + [BY_THEMSELVES[key] for key in _by_themselves(run)]
-
-
-def _by_themselves(run: Run) -> list[str]:
-    return [key for key in BY_THEMSELVES if isinstance(run.evaluation.get(key), list)]
-
-
-def worth(run: Run) -> list[str]:
-    """Whether federated learning helped, and how many clients: a sentence for each comparison."""
-    against = run.summary.get("against")
-    against = against if isinstance(against, dict) else {}
-    words = {
-        "local_only": "Each client trained alone",
-        "fine_tuned": "The final model fine-tuned by each client",
-    }
-    found = []
-    for key, what in words.items():
-        about = against.get(key)
-        if not isinstance(about, dict):
-            continue
-        own, federated = (
-            format_number(about.get(name), True) for name in ("own_mean", "federated_mean")
-        )
-        line = (
-            f"{what}: {own} on average, against {federated} of the federated model, which is "
-            f"better for {about.get('federated_better')} of {about.get('clients')} clients and "
-            f"worse for {about.get('own_better')}"
-        )
-        ends = about.get("gain_interval")
-        if isinstance(ends, list) and len(ends) == 2 and all(map(is_number, ends)):
-            low, high = (f"{100 * end:+.1f}" for end in ends)
-            line += f" (gain {100 * about['gain']:+.1f} points, {low} to {high})"
-        found.append(line + ".")
-    twin = run.summary.get("twin")
-    share = twin.get("accuracy") if isinstance(twin, dict) else None
-    if found and is_number(share):
-        whole = format_number(share, True)
-        found.append(
-            f"One model trained on the examples of all clients: {whole} on all that is tested."
-        )
-    return found
 
 
 def table(

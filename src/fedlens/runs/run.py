@@ -13,8 +13,8 @@ from fedlens.config.consent import approve
 from fedlens.config.experiment import Experiment, expect_experiment
 from fedlens.config.names import EngineName, own_names
 from fedlens.data import statistics
-from fedlens.evaluation.chosen_metrics import chosen, try_out
 from fedlens.evaluation.evaluate import Twin
+from fedlens.evaluation.metrics import chosen, try_out
 from fedlens.rounds import State, begin
 from fedlens.runs.active import ActiveRun
 from fedlens.runs.alone import by_client, check_clients_are_tested

@@ -8,8 +8,8 @@ import torch
 
 from fedlens.config.names import OF_ROUND, OUTCOMES, REPORTED
 from fedlens.engines.trainer import largest_yet
-from fedlens.evaluation.bootstrap import bootstrap_mean
 from fedlens.evaluation.evaluate import ByClient, Twin, primary_part
+from fedlens.evaluation.intervals import bootstrap_mean
 from fedlens.evaluation.measures import OF_MODEL, best, measure_name
 from fedlens.rounds import State
 from fedlens.rounds.cohorts import Reports
