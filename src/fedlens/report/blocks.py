@@ -133,6 +133,20 @@ class Curves(Block):
         """Whether all bands are drawn."""
         return len({line.name for line in self.lines}) <= self.most_bands
 
+    @property
+    def whole(self) -> bool:
+        """Whether x counts something, as rounds: then no tick is between two of them."""
+        return all(x == int(x) for line in self.lines for x in line.x)
+
+    def span(self) -> tuple[float, float]:
+        """The ends of an x axis that is not logarithmic: the first and last x, with a margin."""
+        xs = [x for line in self.lines for x in line.x]
+        first, last = min(xs, default=0), max(xs, default=1)
+        room = max(0.5 if self.whole else 0, 0.02 * (last - first))
+        if first == last:
+            room = max(0.5, 0.02 * abs(last))
+        return first - room, last + room
+
     def thinned(self) -> Curves:
         """The block with thinned lines; its caption then says which points were kept."""
         longest = max((len(line.x) for line in self.lines), default=0)

@@ -99,7 +99,6 @@
       states.set(figure.id, this.state);
       this.hover = null;
       this.drag = null;
-      this.whole = this.data.lines.every((line) => line.x.every(Number.isInteger));
       this.xs = [...new Set(this.data.lines.flatMap((line) => line.x))].sort((a, b) => a - b);
       const host = figure.querySelector(".chart");
       const still = figure.querySelector(".still");
@@ -252,10 +251,7 @@
       const { data } = this;
       const view = this.state.view;
       const xs = this.xs.filter((x) => usable(x, data.log_x));
-      let [left, right] = view ? view.x : [xs[0] ?? 0, xs[xs.length - 1] ?? 1];
-      const air = left === right ? Math.max(0.5, 0.02 * Math.abs(left)) : Math.max(this.whole ? 0.5 : 0, 0.02 * (right - left));
-      const room = view || data.log_x ? 0 : air;
-      [left, right] = [left - room, right + room];
+      let [left, right] = view ? view.x : data.span ?? [xs[0] ?? 0, xs[xs.length - 1] ?? 1];
       if (data.log_x && left === right) [left, right] = [left / 2, right * 2];
       if (view && view.y) return [left, right, ...view.y];
       const ys = data.levels.map(([, y]) => y);
@@ -311,7 +307,7 @@
         );
       });
       const many = Math.max(4, Math.floor((box.right - box.left) / 60));
-      for (const t of data.log_x ? logTicks(left, right) : linearTicks(left, right, many, this.whole)) {
+      for (const t of data.log_x ? logTicks(left, right) : linearTicks(left, right, many, data.whole)) {
         const label = tickLabel(t);
         const middle = Math.min(x.at(t), width - (LETTER * label.length) / 2); // the last one is not cut off
         parts.push(

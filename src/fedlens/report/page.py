@@ -242,8 +242,9 @@ def _chart(block: Curves) -> str:
         | {"place": place[line.name], "x": list(line.x)}
         for line in block.lines
     ]
-    plain = ("x_label", "percent", "log_x", "log_y", "banded")
+    plain = ("x_label", "percent", "log_x", "log_y", "banded", "whole")
     chart = {key: getattr(block, key) for key in plain} | {
+        "span": None if block.log_x else block.span(),
         "lines": lines,
         "names": [vars(name) for name in block.names()],
         "styles": dict(block.styles),
