@@ -55,11 +55,9 @@ def tested_on(
         about |= {"trained_on": _share(correct[seen]), "new": _share(correct[~seen])}
     about["by_class"] = {name: _share(correct[labels == k]) for name, k in number.items()}
     if found.clients is not None:
-        names, whose = np.unique(listed.columns[found.clients], return_inverse=True)
-        order = np.argsort(whose, kind="stable")
-        parts = np.split(order, np.cumsum(np.bincount(whose))[:-1])
+        whose = listed.columns[found.clients]
         about["by_client"] = {
-            name: _share(correct[some]) for name, some in zip(names.tolist(), parts, strict=True)
+            str(name): _share(correct[torch.from_numpy(whose == name)]) for name in np.unique(whose)
         }
     return about
 
