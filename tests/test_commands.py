@@ -68,6 +68,12 @@ def test_every_option_of_a_command_in_a_sentence_exists(page):
             assert given <= options | {"--help"}, text
 
 
+@pytest.mark.parametrize("page", SAID_OF_NOW, ids=lambda page: page.name)
+def test_every_example_that_a_page_names_is_there(page):
+    for name in re.findall(r"(?<![\w./-])examples/[\w.-]*\w", page.read_text(encoding="utf-8")):
+        assert (ROOT / name).exists(), name
+
+
 def test_containers_run_the_command_that_the_image_has():
     yaml = pytest.importorskip("yaml")
     assert ENTRYPOINT in (ROOT / "Dockerfile").read_text()
