@@ -1,5 +1,6 @@
 """The schema of experiment files takes what Fedlens takes, and refuses what it refuses."""
 
+import inspect
 import json
 import re
 import tomllib
@@ -11,7 +12,7 @@ import pytest
 from fedlens.config.experiment import Experiment
 from fedlens.config.explained import explain
 from fedlens.config.names import CHOSEN_BY_NAME, KINDS
-from fedlens.config.options import described, in_words, options_of
+from fedlens.config.options import in_words, options_of
 from fedlens.config.schema import schema
 from fedlens.recipes.store import read_packed
 
@@ -101,13 +102,14 @@ def test_three_keys_are_needed(checker):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_read_from_the_source_is_what_the_functions_say(kind):
     for name, function in KINDS[kind].items():
-        read, imported = KINDS[kind].read(name), described(function)
-        assert imported.doc in (read.doc, ""), name  # a recipe is described by its module
-        assert read.options.keys() == imported.options.keys(), name
+        read, imported = KINDS[kind].read(name), options_of(function)
+        # A recipe is described by its module.
+        assert (inspect.getdoc(function) or "") in (read.doc, ""), name
+        assert read.options.keys() == imported.keys(), name
         for option, one in read.options.items():
-            assert one.default == imported.options[option].default, (name, option)
-            assert one.name == imported.options[option].name
-            said = in_words(imported.options[option].annotation)
+            assert one.default == imported[option].default, (name, option)
+            assert one.name == imported[option].name
+            said = in_words(imported[option].annotation)
             assert in_words(one.annotation) == said, (name, option)
 
 

@@ -10,6 +10,7 @@ import typer
 
 from fedlens.cli.arguments import Json, Overrides, print_json
 from fedlens.config.experiment import Experiment
+from fedlens.config.sections import demand
 from fedlens.privacy.events import Neighbours, Release, Sampling
 
 privacy_app = typer.Typer(no_args_is_help=True, help="Plan differential privacy.")
@@ -55,14 +56,14 @@ def plan_command(
         raise ValueError("there is no experiment file: give --clients, --per-round and --rounds")
     else:
         total, cohort, length = clients, per_round, rounds
-    _demand(total >= 1, "clients", total, "at least 1")
-    _demand(1 <= cohort <= total, "clients per round", cohort, f"choose 1 to {total}")
-    _demand(1 <= length <= LARGEST, "rounds", length, f"choose 1 to {LARGEST}")
-    _demand(noise is None or 1e-6 <= noise <= 1e9, "noise", noise, "choose 1e-6 to 1e9")
+    demand(total >= 1, "clients", total, "at least 1")
+    demand(1 <= cohort <= total, "clients per round", cohort, f"choose 1 to {total}")
+    demand(1 <= length <= LARGEST, "rounds", length, f"choose 1 to {LARGEST}")
+    demand(noise is None or 1e-6 <= noise <= 1e9, "noise", noise, "choose 1e-6 to 1e9")
     rule = "" if delta is not None else f" ({DELTA})"
     if delta is None:
         delta = min(1e-5, 1 / (10 * total))
-    _demand(0 < delta < 1 / total, "delta", delta, f"choose less than 1 / clients = {1 / total:g}")
+    demand(0 < delta < 1 / total, "delta", delta, f"choose less than 1 / clients = {1 / total:g}")
 
     from fedlens.privacy import accountant  # imports numpy
 
@@ -121,11 +122,6 @@ def _sizes(file: Path, overrides: list[str], sampling: str) -> tuple[int, int, i
             "may depend on the data: add --sampling all"
         )
     return described.clients.count, described.clients.cohort, described.rounds
-
-
-def _demand(fits: bool, name: str, value: float | None, remedy: str) -> None:
-    if not fits:
-        raise ValueError(f"{name} is {value}: {remedy}")
 
 
 def _shown(epsilon: float) -> str:

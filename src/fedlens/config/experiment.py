@@ -31,6 +31,8 @@ from fedlens.config.options import (
     refuse_unknown,
     required,
     resolve,
+    section_of,
+    types_of,
 )
 from fedlens.config.options import Named as Named  # other modules import it from here
 from fedlens.config.schedules import may_be_scheduled, resolved, value_at
@@ -227,11 +229,14 @@ class Experiment:
     def of(cls, content: Mapping[str, Any]) -> Experiment:
         """Make an experiment from plain tables, as a file contains them."""
         known = {f.name: f for f in fields(cls)}
-        refuse_unknown(content, known, "", _KEYS_OF_SECTIONS)
+        kinds = {name: section_of(kind) for name, kind in types_of(Experiment).items()}
+        sections = {name: kind for name, kind in kinds.items() if kind is not None}
+        keys = (f"{name}.{f.name}" for name, kind in sections.items() for f in fields(kind))
+        refuse_unknown(content, known, "", keys)
         needed = [n for n, f in known.items() if f.default is MISSING and n not in content]
         for name in needed:
             for section, table in content.items():
-                if section in _SECTIONS and isinstance(table, Mapping) and name in table:
+                if section in sections and isinstance(table, Mapping) and name in table:
                     raise ValueError(
                         f"{name} is in the section [{section}]: put it above the first section"
                     )
@@ -330,16 +335,6 @@ def _anchor(table: Any, folder: Path) -> None:
         if isinstance(table.get("path"), str):
             table["path"] = str((folder / expanded(table["path"])).resolve())
         _anchor(table.get("of"), folder)
-
-
-_SECTIONS = {
-    "local": LocalTraining,
-    "clients": Clients,
-    "server": Server,
-    "evaluate": Evaluate,
-    "augment": Augment,
-}
-_KEYS_OF_SECTIONS = [f"{name}.{f.name}" for name, kind in _SECTIONS.items() for f in fields(kind)]
 
 
 def as_plain(value: Any) -> Any:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-import types
-import typing
 from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields
 from functools import cache
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
 from fedlens.config.experiment import Experiment, as_plain
 from fedlens.config.names import CHOSEN_BY_NAME, KINDS, SCHEDULES
-from fedlens.config.options import ByName, Given, Named, did_you_mean, in_words, nearest, types_of
+from fedlens.config.options import ByName, did_you_mean, in_words, nearest, section_of, types_of
 from fedlens.config.schedules import may_be_scheduled
 from fedlens.config.signatures import words_of
 
@@ -68,18 +66,6 @@ def _keys_of(kind: type, prefix: str) -> Iterator[tuple[str, Key]]:
             yield key, Key(words, None if needed else _said(default))
         if (section := section_of(types_of(kind)[field.name])) is not None:
             yield from _keys_of(section, f"{key}.")
-
-
-def section_of(kind: Any) -> type | None:
-    """The dataclass whose fields are the keys of a table, if a field of this type is one."""
-    read = typing.get_args(kind)[-1] if typing.get_origin(kind) is Given else kind
-    is_union = typing.get_origin(read) in (Union, types.UnionType)
-    parts = [
-        one for one in (typing.get_args(read) if is_union else [read]) if one is not type(None)
-    ]
-    (part, *others) = parts
-    is_table = not others and is_dataclass(part) and part is not Named
-    return typing.cast(type, part) if is_table else None
 
 
 def _without_marks(text: str) -> str:

@@ -158,7 +158,7 @@ class ByName(Mapping[str, Callable[..., Any]]):
         """The description of a function, which is not imported for it unless a library has it."""
         if name in self.modules:
             return read(f"{self.package}.{self.modules[name]}", _function_named(name))
-        return described(self[name])
+        return Read(inspect.getdoc(self[name]) or "", options_of(self[name]))
 
     def options(self, name: str, kind: str) -> dict[str, inspect.Parameter]:
         """The options of the function called `name`, here or by import path."""
@@ -227,10 +227,6 @@ def options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The options that a function takes, by the name an experiment file uses."""
     parameters = _signature(function).parameters.values()
     return {p.name.rstrip("_"): p for p in parameters if p.kind is p.KEYWORD_ONLY}
-
-
-def described(function: Callable[..., Any]) -> Read:
-    return Read(inspect.getdoc(function) or "", options_of(function))
 
 
 def resolve(
@@ -323,9 +319,9 @@ def _union(value: Any, kind: Any, where: str) -> Any:
             ways = f"a name, a table with a name, or a {others[0].__name__}"
             raise ValueError(f"{where} is {_shown(value)}: give {ways}")
         return value if isinstance(value, others) else Named.of(value, where)
-    written = [choice for choice in choices if choice is not type(None)]
-    if len(written) == 1:
-        return check(value, written[0], where)
+    some = [choice for choice in choices if choice is not type(None)]
+    if len(some) == 1:
+        return check(value, some[0], where)
     tables = [choice for choice in choices if is_dataclass(choice)]
     if isinstance(value, Mapping) and len(tables) == 1:
         return check(value, tables[0], where)
@@ -454,28 +450,41 @@ def _shown(value: Any) -> str:
     return shortened(" ".join(repr(value).split()), 100)
 
 
+WORDS: dict[Any, str] = {
+    **{int: "a whole number", float: "a number", str: "text", bool: "true or false"},
+    **{dict: "a table", list: "a list", tuple: "a list"},
+}
+
+
+def written(kind: Any) -> list[Any]:
+    """The types of a union that a file can contain: no None, tensor, module or data set."""
+    if typing.get_origin(kind) not in (Union, types.UnionType):
+        return [kind]
+    choices = typing.get_args(kind)
+    return [one for one in choices if typing.get_origin(one) or one in WORDS or is_dataclass(one)]
+
+
+def section_of(kind: Any) -> type | None:
+    """The dataclass whose fields are the keys of a table, if a field of this type is one."""
+    read = typing.get_args(kind)[-1] if typing.get_origin(kind) is Given else kind
+    (part, *others) = written(read)
+    is_table = not others and is_dataclass(part) and part is not Named
+    return typing.cast(type, part) if is_table else None
+
+
 def in_words(kind: Any) -> str:
     """A type in words, for people who write experiment files."""
-    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    words |= {dict: "a table", list: "a list", tuple: "a list"}
-    inner = typing.get_args(kind)
+    inner, choices = typing.get_args(kind), written(kind)
     if typing.get_origin(kind) is Annotated:
         return in_words(inner[0])
-    if typing.get_origin(kind) in (Union, types.UnionType):
-        # A file cannot contain a tensor or None; a whole number is a number.
-        written = [
-            choice
-            for choice in inner
-            if (typing.get_origin(choice) or choice in words or is_dataclass(choice))
-            and not (choice is int and float in inner)
-        ]
-        return " or ".join(in_words(choice) for choice in written)
+    if choices != [kind]:  # a whole number is a number
+        return " or ".join(in_words(one) for one in choices if one is not int or float not in inner)
     if typing.get_origin(kind) is Literal:
         return " or ".join(repr(choice) for choice in inner)
     if is_dataclass(kind):
         needed = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
         return f"{{ {', '.join(f'{name} = ...' for name in needed)} }}" if needed else "a table"
-    return words.get(typing.get_origin(kind) or kind, str(getattr(kind, "__name__", kind)))
+    return WORDS.get(typing.get_origin(kind) or kind, str(getattr(kind, "__name__", kind)))
 
 
 def expect(made: Any, kind: type[T], what: str) -> T:

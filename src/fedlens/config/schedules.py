@@ -80,7 +80,8 @@ def value_at(schedule: Named, round: int, rounds: int) -> float:
     """The value of a schedule in a round, counted from 0, of `rounds`."""
     what = f"schedule {schedule.name!r}"
     try:
-        value = call(_function(schedule), round, rounds, options=schedule.options)
+        function = find(SCHEDULES, schedule.name, "schedule")
+        value = call(function, round, rounds, options=schedule.options)
     except ArithmeticError:  # beyond the range of floats
         value = math.inf
     except Unfit as error:
@@ -115,10 +116,6 @@ def names_in(schedule: Named) -> list[str]:
     """The name of a schedule, and the names of the schedules in it."""
     inner = [Named.of(value, "") for value in schedule.options.values() if isinstance(value, dict)]
     return [schedule.name, *(name for one in inner for name in names_in(one))]
-
-
-def _function(schedule: Named) -> Any:
-    return find(SCHEDULES, schedule.name, "schedule")
 
 
 def _value(given: float | dict[str, Any], round: int, rounds: int) -> float:

@@ -16,8 +16,7 @@ from typing import Annotated, Any, Literal, Union
 from fedlens.config.experiment import Experiment, as_plain
 from fedlens.config.explained import keys
 from fedlens.config.names import CHOSEN_BY_NAME
-from fedlens.config.options import Bounds, ByName, Elsewhere, Given, Named, types_of
-from fedlens.config.signatures import Foreign
+from fedlens.config.options import Bounds, ByName, Given, Named, types_of, written
 
 Schema = dict[str, Any]
 OF_YOUR_OWN = {"type": "string", "pattern": r"^[\w.]+:[\w.]+$"}  # module:function, or timm:name
@@ -82,13 +81,7 @@ def _of(kind: Any, key: str) -> Schema:
     if origin is Literal:
         return {"enum": list(inner)}
     if origin in (Union, types.UnionType):
-        # A file cannot contain tensors, modules, data sets or None.
-        written = [
-            one
-            for one in inner
-            if one not in (type(None), Foreign) and not isinstance(one, Elsewhere)
-        ]
-        return _any_of([_of(one, key) for one in written])
+        return _any_of([_of(one, key) for one in written(kind)])
     if origin in (tuple, list, Sequence):
         one = _of(inner[0], key)
         listed: Schema = {"type": "array", "items": one}

@@ -125,9 +125,8 @@ class PointActor:
             for point, result in run_stacks(stacks, self._watch_of, share.keep_states):
                 self._events.put((point.name, _on_cpu(result)))
             ended = ShareEnded()
-        except (ValueError, RunFailed) as error:
-            kind = RunFailed if isinstance(error, RunFailed) else ValueError
-            ended = ShareEnded(kind, str(error))
+        except RunFailed as error:
+            ended = ShareEnded(RunFailed, str(error))
         except (KeyboardInterrupt, Stopped):
             ended = ShareEnded()
         except BaseException as error:
