@@ -20,6 +20,7 @@ from fedlens.algorithm.pieces import (
 )
 from fedlens.algorithm.pieces.losses import focal, with_options
 from fedlens.algorithm.pieces.optimizers import Adam
+from fedlens.algorithm.private import Protection, with_privacy
 from fedlens.algorithm.slots import ExampleWeight, Solve, Wraps
 from fedlens.algorithms.admm import admm, ceadmm, fedadmm
 from fedlens.algorithms.bucketing import bucketing
@@ -51,6 +52,7 @@ from fedlens.algorithms.top_k import top_k
 from fedlens.algorithms.trimmed_mean import trimmed_mean
 from fedlens.core import Batch, Local, Memory, Number, Tree, keys, per_row
 from fedlens.data.augment import Augment
+from fedlens.privacy.mechanisms import Adaptive, BandedNoise, Gaussian
 
 BASE = Algorithm(
     select=Uniformly(5),
@@ -99,6 +101,18 @@ class ByChance(ExampleWeight):
 PLAIN = replace(BASE, solve=Sgd(0.1))
 DECAYED = replace(BASE, solve=Sgd(0.1, weight_decay=1e-3))
 ADAMW = Adam(0.01, weight_decay=0.1, decoupled=True, weight_decay_on="weights")
+PROTECTION = Protection(
+    noise=0.02,
+    clip=Adaptive(quantile=0.5, start=0.3, lr=0.2, count_noise=0.1),
+    mechanism=Gaussian(),
+    sampling="poisson",
+    rounds=20,
+    clients=10,
+    cohort=5,
+    noise_cohort=5,
+    population=10,
+)
+BANDED = replace(PROTECTION, clip=0.3, mechanism=BandedNoise(2), sampling="cyclic")
 FOCAL = Objective(with_options(focal, {"gamma": 1.5})).times(ByEffectiveNumber(0.9))
 ALGORITHMS = {
     "fedavg": BASE,
@@ -160,6 +174,10 @@ ALGORITHMS = {
     "momentum kept between rounds": replace(BASE, reset=False),
     "noise on gradients": replace(BASE, solve=Noisy(BASE.solve, 0.05)),
     "weights by chance": replace(PLAIN, objective=Objective().times(ByChance())),
+    "privacy by an adaptive clip": with_privacy(BASE, PROTECTION),
+    "privacy in bands x fedprox x fedavgm": with_privacy(
+        compose(PLAIN, fedprox(0.1), fedavgm(0.9), quantize(bits=8)), BANDED
+    ),
     "focal, balanced, clipped, by adamw that is kept": replace(
         BASE, objective=FOCAL, solve=ClippedByValue(ClippedByNorm(ADAMW, 0.5), 0.05), reset=False
     ),

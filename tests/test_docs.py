@@ -26,7 +26,7 @@ from PIL import Image
 
 import fedlens as fl
 from fedlens.algorithms import ALGORITHMS
-from fedlens.config.experiment import Stop
+from fedlens.config.experiment import Privacy, Stop, as_plain
 from fedlens.config.names import ANNEALS, DEVICES, LOSSES, METRICS, OPTIMIZERS, OUTCOMES, SCHEDULES
 from fedlens.config.options import options_of
 from fedlens.config.signatures import words_of
@@ -46,6 +46,11 @@ FAULTS = ROOT / "docs" / "faults.md"
 SCHEDULES_PAGE = ROOT / "docs" / "schedules.md"
 DATA, ARCHITECTURE = ROOT / "docs" / "data.md", ROOT / "docs" / "architecture.md"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
+RECORDS = (
+    *((FAULTS, Faults), (FAULTS, Reporting), (SCHEDULES_PAGE, Stop)),
+    (ROOT / "docs" / "privacy.md", Privacy),
+)
+"""Tables of an experiment that may be missing, and the page with their keys."""
 REQUIRED = {"dataset": "fashion-mnist-mini", "model": "linear", "rounds": 1}
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -282,7 +287,7 @@ def test_the_meanings_documented_are_those_below_the_fields():
         kind: Any = type(getattr(standard, section) if section else standard)
         words = words_of(kind)[name]
         assert words == next(row[3] for row in table(EXPERIMENTS, "key") if row[0] == key), f
-    for page, record in ((FAULTS, Faults), (FAULTS, Reporting), (SCHEDULES_PAGE, Stop)):
+    for page, record in RECORDS:
         begins = {Faults: "the chance that ", Stop: "the run is over when "}.get(record, "")
         for name, _, meaning in table(page, record.__name__.lower()):
             assert words_of(record)[name] == begins + meaning
@@ -342,13 +347,11 @@ def test_the_reference_lists_what_is_inside():
         assert [row[0] for row in table(REFERENCE, first)] == list(registry)
 
 
-@pytest.mark.parametrize(
-    ("page", "record"), [(FAULTS, Faults), (FAULTS, Reporting), (SCHEDULES_PAGE, Stop)]
-)
+@pytest.mark.parametrize(("page", "record"), RECORDS)
 def test_the_keys_of_tables_that_may_be_missing_are_documented_with_their_defaults(page, record):
     rows = table(page, record.__name__.lower())
     for name, default, _ in rows:
-        expected = getattr(record(), name)
+        expected = as_plain(next(f.default for f in fields(record) if f.name == name))
         given = None if default == "none" else tomllib.loads(f"x = {default.strip('`')}")["x"]
         assert given == expected, name
     assert [row[0] for row in rows] == [f.name for f in fields(record)]

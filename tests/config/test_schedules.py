@@ -313,7 +313,10 @@ def test_the_page_draws_a_number_that_changes(tmp_path):
     [
         ({"local": {"lr": "cosine"}}, "local.lr is 'cosine': expected a number"),
         ({"local": {"lr": {"start": 1.0}}}, "local.lr is {'start': 1.0}: give a name"),
-        ({"local": {"lr": {"name": "cosin"}}}, "unknown schedule 'cosin': did you mean 'cosine'?"),
+        (
+            {"local": {"lr": {"name": "cosin"}}},
+            "unknown schedule of local.lr 'cosin': did you mean 'cosine'?",
+        ),
         ({"local": {"lr": {"name": "cosine"}}}, "local.lr: cosine needs 'start'"),
         ({"local": {"lr": {**COSINE, "stop": 1}}}, "local.lr: cosine has no option 'stop'"),
         ({"local": {"lr": {**COSINE, "end": -1.0}}}, "local.lr is -0.8"),

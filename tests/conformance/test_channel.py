@@ -172,7 +172,9 @@ class Scaled(ChannelStep):
     def encode(self, update: Tree, memory: Memory, client_keys: Tensor, layout: Layout) -> Encoded:
         return Encoded({name: u * self.factor for name, u in update.items()})
 
-    def decode(self, combined: Tree, key: Tensor, cohort: Cohort) -> Decoded:
+    def decode(
+        self, combined: Tree, key: Tensor, cohort: Cohort, memory: Memory, round: int
+    ) -> Decoded:
         return Decoded({name: u / self.factor for name, u in combined.items()})
 
 
@@ -185,7 +187,9 @@ class Shifted(Scaled):
     def encode(self, update: Tree, memory: Memory, client_keys: Tensor, layout: Layout) -> Encoded:
         return Encoded({name: u + self.factor for name, u in update.items()})
 
-    def decode(self, combined: Tree, key: Tensor, cohort: Cohort) -> Decoded:
+    def decode(
+        self, combined: Tree, key: Tensor, cohort: Cohort, memory: Memory, round: int
+    ) -> Decoded:
         return Decoded({name: u - self.factor for name, u in combined.items()})
 
 

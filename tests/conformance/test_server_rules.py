@@ -8,6 +8,7 @@ import torch
 
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithm.pieces import Epochs, Sgd, Uniformly
+from fedlens.algorithm.slots import Advance
 from fedlens.algorithms import fedadagrad, fedadam, fedavgm, fedyogi
 from fedlens.core import Upload
 from tests.conformance.quadratics import DOUBLE, close, end, follow, local_steps, path, plain, some
@@ -117,7 +118,7 @@ def test_adaptive_servers_are_the_papers_formulas(kind, tau):
 
 
 @dataclass(frozen=True)
-class Adagrad:
+class Adagrad(Advance):
     """Adagrad as it is without a beta2: v only grows."""
 
     lr: float

@@ -40,6 +40,7 @@ from fedlens.algorithm.slots import (
 from fedlens.config.options import Named
 from fedlens.config.own_code import mistake_of, place_of
 from fedlens.core import Memory, Number, Tree, is_on
+from fedlens.privacy.events import Release
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,16 @@ class Algorithm:
     def sums_parts(self) -> bool:
         """Whether parts of a cohort may be combined separately and the results added."""
         return self.combine.linear and all(step.linear for step in self.channel)
+
+    @property
+    def covered(self) -> bool:
+        """Whether all that is known of the clients' data goes through a step of the channel."""
+        return any(step.covers for step in self.channel)
+
+    def releases(self, round: int) -> list[Release]:
+        """What a round, counted from 0, tells of the clients: an event each for an accountant."""
+        found = [step.release(round) for step in self.channel]
+        return [release for release in found if release is not None]
 
     def check_kept(self, names: Iterable[str]) -> None:
         """Refuse what `upload` keeps under a name that `memory` does not have."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -27,6 +27,21 @@ def first_memory(channel: Sequence[ChannelStep], params: Tree) -> Memory:
     }
 
 
+def begin(channel: Sequence[ChannelStep], params: Tree) -> Memory:
+    """What the server remembers of all steps before the first round."""
+    return {
+        f"channel.{place}.{name}": tree
+        for place, step in enumerate(channel)
+        for name, tree in step.begin(params).items()
+    }
+
+
+def told_of(channel: Sequence[ChannelStep], memory: Mapping[str, Tree]) -> Memory:
+    """The part of the server's memory that clients are told."""
+    told = {f"channel.{place}.{name}" for place, step in enumerate(channel) for name in step.tells}
+    return {name: tree for name, tree in memory.items() if name in told}
+
+
 def encode(
     channel: Sequence[ChannelStep],
     update: Tree,
@@ -38,8 +53,7 @@ def encode(
     scalars: dict[str, Tensor] = {}
     keep: Memory = {}
     for place, step in enumerate(channel):
-        prefix = f"channel.{place}."
-        own = {n.removeprefix(prefix): t for n, t in memory.items() if n.startswith(prefix)}
+        prefix, own = f"channel.{place}.", _own(memory, place)
         encoded = _encoded(step, update, own, keys.fold(client_keys, CHANNEL, place), layout)
         update = encoded.update
         scalars |= encoded.scalars
@@ -47,13 +61,25 @@ def encode(
     return Encoded(update, scalars, keep)
 
 
+def _own(memory: Memory, place: int) -> Memory:
+    prefix = f"channel.{place}."
+    return {n.removeprefix(prefix): t for n, t in memory.items() if n.startswith(prefix)}
+
+
 def decode(
-    channel: Sequence[ChannelStep], update: Tree, seed: int, round: int, cohort: Cohort
+    channel: Sequence[ChannelStep],
+    update: Tree,
+    memory: Memory,
+    seed: int,
+    round: int,
+    cohort: Cohort,
 ) -> Decoded:
     """The server's halves, in reverse order, on the combined update."""
     scalars: dict[str, Tensor] = {}
+    keep: Memory = {}
     for place, step in reversed(list(enumerate(channel))):
-        decoded = step.decode(update, keys.root(seed, CHANNEL, round, place), cohort)
+        key = keys.root(seed, CHANNEL, round, place)
+        decoded = step.decode(update, key, cohort, _own(memory, place), round)
         if not isinstance(decoded, Decoded):
             raise ValueError(
                 f"decode of {place_of(step)} gave {type(decoded).__name__}: let it return "
@@ -61,7 +87,8 @@ def decode(
             )
         update = decoded.update
         scalars |= decoded.scalars
-    return Decoded(update, scalars)
+        keep |= {f"channel.{place}.{name}": tree for name, tree in decoded.memory.items()}
+    return Decoded(update, scalars, keep)
 
 
 def packed(

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedlens.core import Batch, Cohort, Gathered, Local, Memory, Number, Plan, Tree, Upload, is_on
 from fedlens.core.federation import Federation, Holdings
 from fedlens.network.layout import Layout, Role
+from fedlens.privacy.events import Release
 
 
 @runtime_checkable
@@ -170,6 +171,7 @@ class Decoded(NamedTuple):
 
     update: Tree
     scalars: Mapping[str, Tensor] = {}  # [] each, for the record
+    memory: Mapping[str, Tree] = {}  # of the server, for the next round
 
 
 @runtime_checkable
@@ -181,6 +183,11 @@ class ChannelStep(Protocol):
     """
 
     linear: ClassVar[bool] = True  # whether uploads may be summed before they reach `decode`
+    covers: ClassVar[bool] = False
+    """Whether all that is known of the clients' data goes through it. Then the record has nothing
+    that clients measured, and what they would send beside their update is refused."""
+    tells: ClassVar[frozenset[str]] = frozenset()
+    """The parts of the server's memory that clients are told: `encode` has them in its own."""
 
     def check(self, layout: Layout, weigh: Weigh) -> None:
         """Raise a ValueError for a model, or for shares, that this cannot be used with."""
@@ -199,8 +206,18 @@ class ChannelStep(Protocol):
         self, update: Tree, memory: Memory, client_keys: Tensor, layout: Layout
     ) -> Encoded: ...
 
-    def decode(self, combined: Tree, key: Tensor, cohort: Cohort) -> Decoded:
-        return Decoded(combined)
+    def begin(self, params: Tree) -> Memory:
+        """What the server remembers of this step before the first round."""
+        return {}
+
+    def decode(
+        self, combined: Tree, key: Tensor, cohort: Cohort, memory: Memory, round: int
+    ) -> Decoded:
+        return Decoded(combined, memory=memory)
+
+    def release(self, round: int) -> Release | None:
+        """What this round, counted from 0, tells of the clients, if the step makes it private."""
+        return None
 
     def num_bits(self, count: int, bits: int, role: Role) -> int:
         """How many bits a tensor of `count` numbers takes, if it took `bits` before this step."""
@@ -292,6 +309,8 @@ class Combine(Protocol):
 class Advance(Protocol):
     """How the server updates its model: as `Solve`, with a leading axis of experiments."""
 
+    reads_cohort: ClassVar[bool] = True  # whether it reads more of the clients than their update
+
     def init(self, params: Tree) -> Memory: ...
 
     def update(
@@ -302,6 +321,8 @@ class Advance(Protocol):
 @runtime_checkable
 class Tell(Protocol):
     """Something that the server sends its clients besides the model, by name."""
+
+    reads_cohort: ClassVar[bool] = True  # whether it reads more of the clients than their update
 
     def init(self, params: Tree, federation: Federation) -> Memory: ...
 

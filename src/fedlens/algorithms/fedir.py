@@ -37,6 +37,7 @@ class TellLabels(Tell):
     """p as given, else the share of each label in all examples held at the start."""
 
     p: tuple[float, ...] | None
+    reads_cohort: ClassVar[bool] = False
 
     def init(self, params: Tree, federation: Federation) -> Memory:
         if self.p is None:

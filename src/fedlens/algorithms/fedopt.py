@@ -11,7 +11,7 @@ lr / tau.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ class Adaptive(Advance):
     beta1: Number
     beta2: Number
     tau: Number
+    reads_cohort: ClassVar[bool] = False
 
     def init(self, params: Tree) -> Memory:
         start = {n: torch.zeros_like(p) + per_row(self.tau, p) ** 2 for n, p in params.items()}

@@ -106,7 +106,7 @@ def plan_command(
     print(f"10 times    {ten} with {10 * total:,} clients, as many in a round, and the same delta")
     print(f"neighbours  two federations, hard to tell apart: {NEIGHBOURS[sampling]}")
     print("covers      one sum of clipped updates a round, in equal shares, and nothing else")
-    print("Fedlens cannot train with this noise yet: this is a plan, and protects nobody.")
+    print("This is a plan: what trains with this noise is an experiment with [privacy].")
 
 
 def _sizes(file: Path, overrides: list[str], sampling: str) -> tuple[int, int, int]:

@@ -13,9 +13,11 @@ from fedlens.config import consent
 from fedlens.config.names import (
     ALGORITHMS,
     ANNEALS,
+    CLIPS,
     DATASETS,
     DEVICES,
     LOSSES,
+    MECHANISMS,
     METRICS,
     MODELS,
     OPTIMIZERS,
@@ -52,6 +54,7 @@ from fedlens.config.sections import Between as Between
 from fedlens.config.sections import Clients as Clients
 from fedlens.config.sections import Evaluate as Evaluate
 from fedlens.config.sections import LocalTraining as LocalTraining
+from fedlens.config.sections import Privacy as Privacy
 from fedlens.config.sections import Server as Server
 from fedlens.config.sections import Stop as Stop
 from fedlens.data.augment import Augment
@@ -143,6 +146,8 @@ class Experiment:
     reporting: Given[Reporting | Table | None, Reporting | None] = default(None)
     """whom the server waits for, how long, and what it takes: see
     [faults.md](faults.md#reporting)"""
+    privacy: Given[Privacy | Table | None, Privacy | None] = default(None)
+    """differential privacy: see [privacy.md](privacy.md#in-an-experiment)"""
 
     def __post_init__(self) -> None:
         given: Any = self.algorithm
@@ -198,6 +203,11 @@ class Experiment:
         optimizer = filled(self.local.optimizer, OPTIMIZERS, "optimizer")
         anneal = anneal and filled(anneal, ANNEALS, "anneal")
         put("local", replace(self.local, optimizer=optimizer, anneal=anneal))
+        if (privacy := self.privacy) is not None:
+            clip = privacy.clip
+            clip = filled(clip, CLIPS, "clip") if isinstance(clip, Named) else clip
+            mechanism = filled(privacy.mechanism, MECHANISMS, "mechanism")
+            put("privacy", replace(privacy, clip=clip, mechanism=mechanism))
         metrics = tuple(filled(named, METRICS, "metric") for named in self.evaluate.metrics)
         put("evaluate", replace(self.evaluate, metrics=metrics))
         put("algorithm", tuple(map(_filled_algorithm, self.algorithm)))

@@ -61,6 +61,12 @@ METRICS = ByName("fedlens.evaluation", {"balanced_accuracy kappa auroc ece": "me
 
 DEVICES = ByName("fedlens.rounds", {"alike synthetic trace": "devices"})
 
+MECHANISMS = ByName("fedlens.privacy", {"gaussian banded tree": "mechanisms"})
+"""How the noise of the rounds of a private run goes together."""
+
+CLIPS = ByName("fedlens.privacy", {"adaptive": "mechanisms"})
+"""Norms of a private run that are no fixed number."""
+
 SCHEDULES = ByName(
     "fedlens.config",
     {"constant exponential step cosine polynomial piecewise warm-up": "schedules"},
@@ -147,6 +153,8 @@ KINDS: dict[str, ByName] = {
     "metrics": METRICS,
     "optimizers": OPTIMIZERS,
     "schedules": SCHEDULES,
+    "mechanisms": MECHANISMS,
+    "clips": CLIPS,
     "anneals": ANNEALS,
     "datasets": DATASETS,
     "recipes": RECIPES,
@@ -164,6 +172,8 @@ CHOSEN_BY_NAME: dict[str, ByName] = {
     "local.anneal": ANNEALS,
     **{f"{part}.{name}": SCHEDULES for part, names in SCHEDULED.items() for name in names},
     "evaluate.metrics": METRICS,
+    "privacy.mechanism": MECHANISMS,
+    "privacy.clip": CLIPS,
 }
 """The keys of an experiment that take names, and these names; keys of numbers take schedules."""
 

@@ -311,8 +311,9 @@ def _union(value: Any, kind: Any, where: str) -> Any:
     choices = typing.get_args(kind)
     if value is None and type(None) in choices:
         return None
-    if Named in choices and float in choices:  # a number, or a schedule
-        return Named.of(value, where) if _is_table(value) else check(value, float, where)
+    if Named in choices and float in choices:  # a number, or a name, as of a schedule
+        is_name = _is_table(value) or isinstance(value, str)
+        return Named.of(value, where) if is_name else check(value, float, where)
     if Named in choices:  # the other types cannot be written in a file
         others = tuple(choice for choice in choices if choice not in (Named, type(None)))
         if others and not isinstance(value, (str, Mapping, Named, *others)):

@@ -98,7 +98,7 @@ def looked_at(rounds: int) -> list[int]:
 
 def resolved(schedule: Named, where: str) -> Named:
     """The schedule with every option checked or set to its default."""
-    known = SCHEDULES.options(schedule.name, "schedule")
+    known = SCHEDULES.options(schedule.name, f"schedule of {where}")
     options = resolve(known, schedule.options, f"{where}: {schedule.name}")
     for key, value in options.items():
         if isinstance(value, dict):  # a schedule in a schedule

@@ -294,3 +294,41 @@ class Reporting:
         if math.isinf(norm):
             return "infinite"
         return "huge" if self.largest is not None and norm > self.largest else None
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """Differential privacy in training: see docs/privacy.md."""
+
+    unit: Literal["client"] = "client"
+    """who is protected: a `client`, with all that it holds"""
+    epsilon: Annotated[float, Bounds(above=0)] | None = None
+    """what the whole run may cost: the noise is as small as that allows. Give this, or `noise`"""
+    noise: Annotated[float, Bounds(least=0)] | None = None
+    """the standard deviation of the noise on the sum of a round, in clips: ε follows from it"""
+    delta: Annotated[float, Bounds(above=0, below=1)] = 1e-5
+    """the δ that ε is for, below 1 / clients"""
+    clip: Annotated[Scheduled, Bounds(above=0)] = default(1.0)
+    """the longest update that counts in full: longer ones are shortened to it. A number, or
+    `adaptive`"""
+    mechanism: Given[Name, Named] = default(Named("gaussian"))
+    """how the noise of the rounds goes together: see [Mechanisms](#mechanisms)"""
+    sampling: Literal["poisson", "fixed", "all", "cyclic"] | None = None
+    """who takes part, and is counted on: see [below](#what-ε-and-δ-mean). Without it, what the
+    mechanism needs: `poisson`, or `cyclic` for noise that is correlated over rounds"""
+    noise_cohort: Count | None = None
+    """the noise, and ε, are for this many clients in a round, while `clients.per_round` are
+    simulated"""
+    population: Count | None = None
+    """the clients that those of `noise_cohort` are drawn from; without it, as large a share as here
+    takes part"""
+
+    def __post_init__(self) -> None:
+        settle(self, "privacy.")
+        both = {"epsilon": self.epsilon, "noise": self.noise}
+        given = [key for key, value in both.items() if value is not None]
+        demand(len(given) == 1, "privacy", both, "give one of epsilon and noise, and not both")
+        if self.population is not None:
+            cohort = self.noise_cohort or 0
+            fits, remedy = 0 < cohort <= self.population, "give a noise_cohort, at most as large"
+            demand(fits, "privacy.population", self.population, remedy)

@@ -74,6 +74,15 @@ def normal(key: Tensor) -> Tensor:
     return radius * (2 * math.pi * uniform(fold(key, 1))).cos()
 
 
+def normals(key: Tensor, count: int) -> Tensor:
+    """`count` numbers of the standard normal distribution from one key, float64: two from each
+    pair of uniform ones, in half the time of `normal`."""
+    words = fold(key, torch.arange(-(-count // 2), device=key.device))
+    radius = uniform(fold(words, 0)).neg_().log1p_().mul_(-2).sqrt_()
+    angle = uniform(fold(words, 1)).mul_(2 * math.pi)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count]
+
+
 def below(key: Keys, bound: int) -> Keys:
     """A whole number in 0..bound - 1 from each key, int64, for bounds up to 2^31."""
     return (_shift(key, 32) * bound) >> 32

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 NOT_TOLD = (
     *("dataset", "device", "evaluate", "faults", "normalise", "reporting", "stop"),
-    *("weights", "weights_sha256"),
+    *("weights", "weights_sha256", "privacy"),
 )
 """The keys of an experiment that only the server uses. Sites take all others, and no more."""
 TOLD = {f.name: f for f in fields(Experiment) if f.name not in NOT_TOLD}
@@ -285,6 +285,11 @@ def check_possible(experiment: Experiment) -> None:
         raise ValueError(
             "sites are not sent layers that stay frozen at loaded weights: leave weights out, or "
             "train all layers"
+        )
+    if experiment.privacy is not None:
+        raise ValueError(
+            "a fleet has no privacy yet (its server would know the key that noise is drawn by): "
+            "leave [privacy] out, or simulate"
         )
     if experiment.engine == "stacked":
         raise ValueError('each site trains one client: choose engine "processes" or "sequential"')

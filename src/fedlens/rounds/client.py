@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, numbers_of, pick, same, side_by_side, with_numbers
-from fedlens.algorithm.channel import encode, first_memory
+from fedlens.algorithm.channel import encode, first_memory, told_of
 from fedlens.algorithm.pieces import Objective
 from fedlens.algorithm.slots import OWN, LocalStep
 from fedlens.config.names import refuse_taken
@@ -553,6 +553,8 @@ class ClientProgram:
         memory: Memory = {}
         if any(step.remembers for step in algorithm.channel):
             memory = map_tensors(local.memory, itemgetter(rows))
+        told = told_of(algorithm.channel, local.told)
+        memory |= told if local.group is None else map_tensors(told, itemgetter(rows))
         sent, channel_scalars, channel_keep = encode(
             algorithm.channel, sent, memory, client_keys, self.layout
         )

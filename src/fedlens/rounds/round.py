@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm
-from fedlens.algorithm.channel import decode
+from fedlens.algorithm.channel import begin as begin_channel
+from fedlens.algorithm.channel import decode, told_of
 from fedlens.config.names import refuse_taken
 from fedlens.core import Cohort, Facts, Gathered, Memory, Tree, keys, tree_map
 from fedlens.core.by_client import ByClient
@@ -73,7 +74,7 @@ class State:
     server: Memory  # [1, ...] what `advance` remembers
     told: Memory  # what the server sends besides the model
     clients: ClientMemory
-    combining: Memory = field(default_factory=dict)  # what `combine` remembers
+    combining: Memory = field(default_factory=dict)  # what `combine` and the channel remember
     time: float = 0.0  # of the virtual clock, if there is one
     in_training: Tree = field(default_factory=dict)  # [M] each: see `cohorts`
     versions: Mapping[int, Any] = field(default_factory=dict)
@@ -83,7 +84,7 @@ class State:
 class Outcome(NamedTuple):
     """What a round did, for the record."""
 
-    train_loss: Tensor  # of local training, the mean over examples
+    train_loss: Tensor  # of local training, the mean over examples; NaN, if it is private
     batches: int  # of the client that took the most
     examples: int  # processed by all clients together
     clients: Sequence[int]  # that took part; a client that was drawn twice is listed twice
@@ -102,7 +103,11 @@ def begin(
     told: Memory = {}
     for tell in program.algorithm.tell:
         told |= tell.init(params, federation)
+    channel = program.algorithm.channel
+    kept = begin_channel(channel, params)
+    told |= told_of(channel, kept)
     combining = program.algorithm.combine.init(params)
+    combining |= {name: tree for name, tree in kept.items() if name not in told}
     return State(0, params, buffers, server, told, ClientMemory(), combining=combining)
 
 
@@ -311,10 +316,17 @@ def _move(
         update, combining = algorithm.combine.update(
             update, shares, there, experiment.program.layout, combining, key
         )
-    # What nobody sent does not move: tensors of clients' own, or all, if nobody took part.
-    unmoved = {name: t.new_zeros(t.shape[1:]) for name, t in exact.items() if name not in update}
-    update = {**update, **unmoved}
-    update, decoded = decode(algorithm.channel, update, experiment.seed, state.round, cohort)
+    if not len(work):  # nobody took part: what they would have sent is zeros
+        sent = experiment.program.leaving(exact)
+        update = {name: t.new_zeros(t.shape[1:]) for name, t in sent.items()}
+    update, decoded, kept = decode(
+        algorithm.channel, update, combining | state.told, experiment.seed, state.round, cohort
+    )
+    # Tensors of clients' own, which nobody sent, do not move.
+    own = {name: t.new_zeros(t.shape[1:]) for name, t in exact.items() if name not in update}
+    update = {**update, **own}
+    told = state.told | told_of(algorithm.channel, kept)
+    combining = combining | {name: tree for name, tree in kept.items() if name not in told}
     gathered = Gathered(cohort, uploads.extra, update)
 
     # Not in place: the next round may overwrite the update, and a server may keep its grads.
@@ -332,19 +344,21 @@ def _move(
         for name, b in state.buffers.items()
     }
     model = state.params | state.buffers
-    means = {
-        name: (t.double() * size_shares).sum()
-        for name, t in uploads.scalars.items()
-        if name != NORM
-    }
-    means |= {name: t.double().mean() for name, t in uploads.channel_scalars.items()}
+    means: dict[str, Tensor] = {}
+    if not algorithm.covered:
+        means = {
+            name: (t.double() * size_shares).sum()
+            for name, t in uploads.scalars.items()
+            if name != NORM
+        }
+        means |= {name: t.double().mean() for name, t in uploads.channel_scalars.items()}
     means |= decoded
     for measure in algorithm.measures:
         measured = measure(state.params, params)
         refuse_taken(measured)
         means |= measured
     outcome = Outcome(
-        train_loss=means.pop("loss", size_shares.new_tensor(torch.nan)),  # nobody took part
+        train_loss=means.pop("loss", size_shares.new_tensor(torch.nan)),  # or nobody took part
         batches=max(work.plan.steps.tolist(), default=0),
         examples=int(work.plan.counts.sum()),
         clients=cohort.clients.tolist(),
@@ -354,10 +368,9 @@ def _move(
         scalars=means,
         reports=reports,
     )
-    told = state.told
     for tell in algorithm.tell if len(work) else ():
         told = told | tell.update(told, gathered)
-    kept = state.clients.put(cohort.clients, uploads.keep, cohort.sizes)
+    clients = state.clients.put(cohort.clients, uploads.keep, cohort.sizes)
     left = set(reports.in_training["version"].tolist()) if reports.in_training else set()
     known = {**state.versions, state.round: _model(state)}
     after = State(
@@ -367,7 +380,7 @@ def _move(
         server=server,
         told=told,
         combining=combining,
-        clients=kept,
+        clients=clients,
         time=reports.time,
         in_training=dict(reports.in_training),
         versions={number: model for number, model in known.items() if number in left},

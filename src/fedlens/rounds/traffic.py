@@ -38,12 +38,12 @@ def sum_of_bytes(memory: Memory) -> int:
 def traffic(program: ClientProgram, params: Tree, buffers: Tree, told: Memory) -> tuple[int, int]:
     """The bytes that a client sends in a round, and those that it receives."""
     model = params | buffers
-    extra = _sent_besides(program, params, buffers, told)
+    extra = sent_besides(program, params, buffers, told)
     up = upload_bytes(program, model) + sum_of_bytes(extra)
     return up, num_bytes(model) + sum_of_bytes(told)
 
 
-def _sent_besides(program: ClientProgram, params: Tree, buffers: Tree, told: Memory) -> Memory:
+def sent_besides(program: ClientProgram, params: Tree, buffers: Tree, told: Memory) -> Memory:
     """What a client sends besides its update, computed for a client that has not trained."""
     algorithm, memory = program.algorithm, program.memory(params, buffers, told)
     one: Any = map_tensors((params, buffers, told, memory), lambda t: t[None].clone())

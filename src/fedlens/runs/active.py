@@ -296,7 +296,7 @@ def unsound_losses(records: list[Record]) -> list[str]:
 def _has_diverged(records: list[Record]) -> bool:
     """Whether the last training loss is not finite (None, if read from a file)."""
     last = records[-1] if records else {}
-    return bool(last.get("clients")) and not is_number(last["train_loss"])
+    return bool(last.get("clients")) and not is_number(last.get("train_loss", 0.0))
 
 
 def sums_of_models(states: Sequence[State]) -> torch.Tensor:  # [G]

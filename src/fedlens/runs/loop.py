@@ -172,5 +172,7 @@ class StartedRound:
                 **({"workers_lost": self.workers_lost} if self.workers_lost else {}),
                 "seconds": seconds / len(self.runs),
             }
+            if run.setup.program.algorithm.covered:
+                del record["train_loss"]
             if run.status == "running":
                 run.record_round(state, record, is_finite, evaluation)

@@ -82,7 +82,8 @@ def summary(
 
 def final(records: list[Record]) -> Record:
     """The last evaluation, and the last training loss."""
-    return _measured(records) | ({"train_loss": records[-1]["train_loss"]} if records else {})
+    last = records[-1] if records else {}
+    return _measured(records) | {key: last[key] for key in ("train_loss",) if key in last}
 
 
 def _measured(records: list[Record]) -> Record:

@@ -23,6 +23,7 @@ from fedlens.algorithm.pieces import (
 )
 from fedlens.algorithm.pieces.anneal import annealed
 from fedlens.algorithm.pieces.losses import with_options
+from fedlens.algorithm.private import with_privacy
 from fedlens.algorithm.slots import Draw, Solve
 from fedlens.config.experiment import Between, Experiment, LocalTraining
 from fedlens.config.names import ALGORITHMS, ANNEALS, LOSSES, OPTIMIZERS
@@ -30,6 +31,7 @@ from fedlens.config.options import Named, call, expect, find
 from fedlens.config.own_code import place_of
 from fedlens.config.schedules import looked_at, value_at
 from fedlens.config.sections import SCHEDULED
+from fedlens.setup.privacy import protection_of
 
 SMALLEST = 2.0**-126  # normal number of float32
 
@@ -69,7 +71,10 @@ def make_algorithm(experiment: Experiment, round: int = 0) -> Algorithm:
             )
         made = call(function, options=options)
         papers.append(expect(made, Amendment, f"algorithm {named.name!r}"))
-    return compose(base, *papers)
+    algorithm = compose(base, *papers)
+    if experiment.privacy is None:
+        return algorithm
+    return with_privacy(algorithm, protection_of(experiment))
 
 
 def _each(section: Any, names: Sequence[str], now: Callable[[Any], Any]) -> dict[str, Any]:

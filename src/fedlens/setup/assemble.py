@@ -25,7 +25,7 @@ from fedlens.rounds import begin
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.devices import Devices
 from fedlens.rounds.reports import Clock, Faults, Reporting
-from fedlens.rounds.traffic import traffic
+from fedlens.rounds.traffic import sent_besides, traffic
 from fedlens.setup.algorithm import check_schedules, make_algorithm, warn_of_rate
 from fedlens.setup.data import (
     ClientTests,
@@ -144,6 +144,13 @@ def build(
         algorithm.personal.names(network.layout)
     clocked = _needs_clock(experiment, algorithm)
     program = ClientProgram(algorithm, network.layout, experiment.augment, measures_norm=clocked)
+    if algorithm.covered:
+        start = begin(network, program, Federation(train, dataset.num_classes, split), device)
+        if sent := sent_besides(program, start.params, start.buffers, start.told):
+            raise ValueError(
+                f"privacy does not cover this algorithm (clients send {', '.join(sent)} beside "
+                "their update): choose another one"
+            )
     if beside is None:
         parts = {"train": train, "test": dataset.test, "validation": validation}
         for name in experiment.evaluate.on:

@@ -20,6 +20,7 @@ from fedlens.algorithm.pieces.per_example import PerExample as PerExample
 from fedlens.algorithm.pieces.personal import OwnHead as OwnHead
 from fedlens.algorithm.pieces.personal import OwnNorms as OwnNorms
 from fedlens.algorithm.pieces.select import BySize as BySize
+from fedlens.algorithm.pieces.select import Cyclic as Cyclic
 from fedlens.algorithm.pieces.select import Poisson as Poisson
 from fedlens.algorithm.pieces.select import Uniformly as Uniformly
 from fedlens.algorithm.pieces.solve import ClippedByNorm as ClippedByNorm

@@ -7,6 +7,7 @@ clients: those that take part send the change of theirs.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -120,6 +121,8 @@ class KeepMean(Advance):
     the duals do not sum to zero, which is not the optimum.
     """
 
+    reads_cohort: ClassVar[bool] = False
+
     def init(self, params: Tree) -> Memory:
         return {}
 
@@ -145,6 +148,8 @@ class DualResidual:
 @dataclass(frozen=True)
 class TellStart(Tell):
     """The initial model of the server, which is the z_i of clients never selected."""
+
+    reads_cohort: ClassVar[bool] = False
 
     def init(self, params: Tree, federation: Federation) -> Memory:
         return {"start": params}

@@ -10,6 +10,7 @@ from fedlens.algorithm.slots import Select
 from fedlens.core import keys
 from fedlens.core.federation import Federation
 
+CYCLE = keys.purpose("cycle")
 LARGE = 100_000  # clients: from more, a small cohort is chosen without a draw for each client
 
 
@@ -83,6 +84,27 @@ class Poisson(Select):
     def __call__(self, federation: Federation, round: int, key: Tensor) -> Tensor:  # [C]
         draws = keys.uniform(keys.fold(key, torch.arange(federation.num_clients)))
         return torch.nonzero(draws < self.rate)[:, 0]
+
+
+@dataclass(frozen=True)
+class Cyclic(Select):
+    """`count` clients after another in a fixed order, drawn once: all have equally many turns.
+
+    A client comes back after at least num_clients // count rounds.
+    """
+
+    count: int
+    num_clients: int
+    seed: int
+
+    @property
+    def cohort_size(self) -> int:
+        return self.count
+
+    def __call__(self, federation: Federation, round: int, key: Tensor) -> Tensor:  # [C]
+        clients = torch.arange(federation.num_clients)
+        order = keys.fold(keys.root(self.seed, CYCLE), clients).argsort(stable=True)
+        return order[(round * self.count + torch.arange(self.count)) % len(order)]
 
 
 def _different(key: Tensor, clients: int, count: int) -> Tensor:

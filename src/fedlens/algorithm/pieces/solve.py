@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -40,6 +40,7 @@ class Sgd(Solve):
     weight_decay: Number = 0.0
     nesterov: bool = False
     weight_decay_on: DecayOn = "all"
+    reads_cohort: ClassVar[bool] = False  # at the server
 
     @property
     def step(self) -> LocalStep | None:

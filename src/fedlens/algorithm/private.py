@@ -1,0 +1,247 @@
+"""Differential privacy of clients: clipped as one vector, summed in equal shares, with noise.
+
+A client sends d / max(1, ||d|| / clip), the norm being that of everything it sends, in float64; an
+update that is not finite counts as zeros. Every update has the same share, whoever takes part, so
+one client moves the sum by at most one clip times that share, and the server adds noise of `noise`
+times that (McMahan, Ramage, Talwar, Zhang: Learning Differentially Private Recurrent Language
+Models, ICLR 2018). With noise 0 and a clip that nobody reaches it is FedAvg with equal shares.
+
+The server's result is rounded to a grid a thousandth as fine as the noise, so that the low-order
+bits of floats, by which noise could be told from what it hides, are gone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedlens.algorithm.algorithm import Algorithm
+from fedlens.algorithm.pieces import (
+    ByExamples,
+    Constant,
+    Cyclic,
+    Equally,
+    Poisson,
+    Uniformly,
+    WeightedSum,
+)
+from fedlens.algorithm.slots import ChannelStep, Decoded, Encoded, Select, Weigh
+from fedlens.core import Cohort, Memory, Tree, keys, per_row
+from fedlens.network.layout import Layout
+from fedlens.privacy.events import Neighbours, Release, Sampling
+from fedlens.privacy.mechanisms import Adaptive, Mechanism
+
+BELOW = "below the clip"  # its place in an update: b - 1/2 of each client, see `Adaptive`
+GRID = 2**10  # steps of the grid in a standard deviation of the noise, at least
+SHORTER = 1 - 2.0**-40  # so that rounding leaves nothing longer than the clip
+
+DRAWN = ("poisson", "fixed")
+
+
+@dataclass(frozen=True)
+class Protection:
+    """What a run does for privacy, in numbers.
+
+    `cohort` clients of `clients` are expected in a round. The noise, and ε, are for `noise_cohort`
+    of `population`: those of the simulation, unless it stands for a larger federation.
+    """
+
+    noise: float
+    clip: float | Adaptive
+    mechanism: Mechanism
+    sampling: str  # "poisson", "fixed", "all" or "cyclic"
+    rounds: int
+    clients: int
+    cohort: int
+    noise_cohort: int
+    population: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.sampling == "all" and self.cohort != self.clients:
+            raise ValueError(
+                f'privacy.sampling is "all", and {self.cohort} of {self.clients} clients take part '
+                'in a round: leave clients.per_round out, or choose "poisson" or "fixed"'
+            )
+        wants = "cyclic" if self.mechanism.correlated else 'poisson", "fixed" or "all'
+        if (self.sampling == "cyclic") != self.mechanism.correlated:
+            raise ValueError(
+                f'privacy.sampling is "{self.sampling}": with this mechanism choose "{wants}"'
+            )
+        self.mechanism.check(self.rounds, self.separation)
+        if isinstance(self.clip, Adaptive) and self.mechanism.correlated:
+            raise ValueError(
+                "privacy.clip is adaptive, and noise cancels over rounds only if all have the same "
+                "clip: choose a number"
+            )
+
+    @property
+    def separation(self) -> int:
+        """A client that takes part in every turn comes back after at least so many rounds."""
+        return self.population // self.noise_cohort
+
+    def released(self, rounds: int) -> list[Release]:
+        """What the first rounds cost together."""
+        drawn = self.sampling in DRAWN
+        sampling: Sampling = "all"
+        neighbours: Neighbours = "add-remove"
+        if self.sampling == "poisson":
+            sampling = "poisson"
+        if self.sampling == "fixed":
+            sampling, neighbours = "fixed", "replace"
+        rate = self.noise_cohort / self.population if drawn else 1.0
+        if self.mechanism.correlated:
+            squared = self._squared(rounds)
+            return [Release(self.noise / math.sqrt(squared))] if squared else []
+        return [Release(self.noise, sampling, rate, neighbours, rounds)]
+
+    def release(self, round: int) -> Release | None:
+        """What round 0, 1, ... adds to that: None if the rounds before it have paid for it."""
+        if not self.mechanism.correlated:
+            return self.released(1)[0]
+        more = self._squared(round + 1) - self._squared(round)
+        return Release(self.noise / math.sqrt(more)) if more else None
+
+    def _squared(self, rounds: int) -> int:
+        # In a cycle, every client has the same number of turns, or one more.
+        turns = -(-rounds * self.noise_cohort // self.population)
+        return self.mechanism.squared(rounds, turns, self.separation) if rounds else 0
+
+    @property
+    def select(self) -> Select:
+        if self.sampling == "poisson":
+            return Poisson(self.cohort / self.clients, self.clients)
+        if self.sampling == "cyclic":
+            return Cyclic(self.cohort, self.clients, self.seed)
+        return Uniformly(self.cohort)
+
+
+@dataclass(frozen=True)
+class ClipAndNoise(ChannelStep):
+    """The clients' half clips; the server's half adds noise to the sum, once a round."""
+
+    privacy: Protection
+    share: float  # of an update in the sum
+    covers: ClassVar[bool] = True
+    tells: ClassVar[frozenset[str]] = frozenset({"clip"})
+
+    def check(self, layout: Layout, weigh: Weigh) -> None:
+        buffers = [name for name, entry in layout.entries.items() if entry.role == "buffer"]
+        if buffers:
+            raise ValueError(
+                f"privacy: the model has statistics of its clients' data, as {buffers[0]}, which "
+                'noise would spoil: set norm = "group"'
+            )
+
+    def begin(self, params: Tree) -> Memory:
+        memory = self.privacy.mechanism.begin(self.privacy.rounds)
+        if isinstance(self.privacy.clip, Adaptive):
+            like = next(iter(params.values()))
+            memory["clip"] = {"clip": like.new_tensor(self.privacy.clip.start, dtype=torch.float64)}
+        return memory
+
+    def encode(self, update: Tree, memory: Memory, client_keys: Tensor, layout: Layout) -> Encoded:
+        each = [torch.linalg.vector_norm(u.flatten(1), dim=1) for u in update.values()]
+        norm = torch.linalg.vector_norm(torch.stack(each), dim=0)  # [C]
+        clip = self._clip(memory)
+        below = norm <= clip
+        factor = torch.where(below, 1.0, clip * SHORTER / norm)
+        factor = torch.where(norm.isfinite(), factor, 0.0)
+        sent = {name: (u * per_row(factor, u)).nan_to_num_(0.0) for name, u in update.items()}
+        if isinstance(self.privacy.clip, Adaptive):
+            sent[BELOW] = below.double()[:, None] - 0.5
+        return Encoded(sent)
+
+    def decode(
+        self, combined: Tree, key: Tensor, cohort: Cohort, memory: Memory, round: int
+    ) -> Decoded:
+        privacy, scalars = self.privacy, dict[str, Tensor]()
+        if round >= privacy.rounds:
+            raise ValueError(f"privacy: the noise is for {privacy.rounds} rounds: ask for no more")
+        clip, noise = torch.as_tensor(self._clip(memory), dtype=torch.float64), privacy.noise
+        # In alphabetical order, for engines may have others, and noise must not depend on them.
+        update = {name: combined[name] for name in sorted(combined) if name != BELOW}
+        scale = self.share * privacy.cohort / privacy.noise_cohort  # of a clip, in the sum
+        key = key.to(next(iter(update.values())).device)
+        kept = dict(memory)
+        if isinstance(privacy.clip, Adaptive):
+            noise, count_noise = privacy.clip.split(noise, privacy.noise_cohort)
+            sums = combined.get(BELOW, torch.zeros_like(clip))  # no client: none
+            share = sums.sum() / (self.share * privacy.cohort) + 0.5
+            drawn = keys.normals(keys.fold(key, 1), 1)[0]
+            share = share + (drawn * count_noise / privacy.noise_cohort if noise else 0.0)
+            moved = clip * torch.exp(-privacy.clip.lr * (share - privacy.clip.quantile))
+            kept["clip"], scalars["clip"] = {"clip": moved}, clip
+        if noise:
+            sizes = [u.numel() for u in update.values()]
+            fresh = keys.normals(keys.fold(key, 0), sum(sizes))
+            own = {name: tree for name, tree in kept.items() if name != "clip"}
+            drawn, own = privacy.mechanism.noise(round, fresh, own)
+            kept |= own
+            deviation = noise * clip * scale
+            step = torch.exp2(torch.floor(torch.log2(deviation / GRID)))
+            whole = torch.cat([u.flatten() for u in update.values()]) + drawn * deviation
+            parts = torch.split((whole / step).round_().mul_(step), sizes)
+            update = {n: p.view_as(u) for (n, u), p in zip(update.items(), parts, strict=True)}
+        return Decoded(update, scalars, kept)
+
+    def release(self, round: int) -> Release | None:
+        return self.privacy.release(round)
+
+    def _clip(self, memory: Memory) -> Tensor | float:
+        clip = self.privacy.clip
+        return memory["clip"]["clip"] if isinstance(clip, Adaptive) else clip
+
+
+def with_privacy(base: Algorithm, privacy: Protection) -> Algorithm:
+    """Any algorithm whose clients send one difference each, with privacy for the clients."""
+    server: tuple[object, ...] = (base.advance, *base.tell)
+    for leaks, why in (
+        (base.discloses, f"clients disclose their {' and '.join(sorted(base.discloses))}"),
+        (base.pace, "in asynchronous rounds the fastest take part, and the data may decide who is"),
+        (type(base.select) is not Uniformly, "it has a way of its own to choose clients"),
+        (type(base.weigh) not in SHARES, "what an update counts depends on the clients' data"),
+        (type(base.combine) is not WeightedSum, "its server needs more than the sum of updates"),
+        (
+            any(getattr(one, "reads_cohort", True) for one in server),
+            "its server reads more than the sum of updates",
+        ),
+    ):
+        if leaks:
+            raise ValueError(f"privacy does not cover this algorithm ({why}): choose another one")
+    if isinstance(privacy.clip, Adaptive):
+        privacy.clip.split(privacy.noise, privacy.noise_cohort)
+    share = SHARES[type(base.weigh)](base.weigh, privacy)
+    step = ClipAndNoise(privacy, share)
+    return replace(
+        base,
+        select=privacy.select,
+        weigh=Constant(share),
+        channel=(*base.channel, step),
+    )
+
+
+def _of_examples(weigh: Weigh, privacy: Protection) -> float:
+    if weigh.over == "seen":
+        raise ValueError(
+            "privacy does not cover this algorithm (it counts the examples of the clients seen so "
+            'far): where it has a start, set start = "cold"'
+        )
+    return 1 / (privacy.cohort if weigh.over == "cohort" else privacy.clients)
+
+
+def _equal(weigh: Weigh, privacy: Protection) -> float:
+    return 1 / privacy.cohort
+
+
+def _constant(weigh: Weigh, privacy: Protection) -> float:
+    assert isinstance(weigh, Constant)
+    return float(weigh.share)
+
+
+SHARES = {ByExamples: _of_examples, Equally: _equal, Constant: _constant}
+"""What one client's update counts, by how the algorithm weighs without privacy."""

@@ -1,0 +1,78 @@
+"""The privacy of an experiment: its noise in numbers, and what it must not be combined with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from fedlens.algorithm.private import Protection
+from fedlens.config.experiment import Experiment
+from fedlens.config.names import CLIPS, MECHANISMS
+from fedlens.config.options import Named, call, find
+from fedlens.privacy import accountant
+
+ON_CLIENTS_DATA = "it is measured on the clients' own data, without noise"
+WHO_IS_THERE = "who takes part is then more than a draw, and the data may decide it"
+REFUSED: dict[str, tuple[Callable[[Experiment], Any], str]] = {
+    "clients.devices": (lambda one: one.clients.devices, WHO_IS_THERE),
+    "faults": (lambda one: one.faults, WHO_IS_THERE),
+    "reporting": (lambda one: one.reporting, WHO_IS_THERE),
+    "clients.holdout": (lambda one: one.clients.holdout, ON_CLIENTS_DATA),
+    '"train" in evaluate.on': (lambda one: "train" in one.evaluate.on, ON_CLIENTS_DATA),
+    "evaluate.twin": (lambda one: one.evaluate.twin, ON_CLIENTS_DATA),
+    "evaluate.local_only": (lambda one: one.evaluate.local_only, ON_CLIENTS_DATA),
+    "evaluate.fine_tune": (lambda one: one.evaluate.fine_tune, ON_CLIENTS_DATA),
+    "stop.batches": (
+        lambda one: one.stop and one.stop.batches,
+        "how many batches there are depends on what clients hold",
+    ),
+}
+"""The keys that a private experiment must leave out, and why."""
+
+
+def protection_of(experiment: Experiment) -> Protection:
+    """What an experiment with a number of clients does for privacy, its noise calibrated."""
+    given, clients = experiment.privacy, experiment.clients
+    assert given is not None and clients.count is not None
+    for key, (value, why) in REFUSED.items():
+        if value(experiment):
+            raise ValueError(f"{key} and [privacy] exclude each other ({why}): leave one out")
+    cohort, clip = clients.cohort, given.clip
+    noise_cohort = given.noise_cohort or cohort
+    mechanism = call(
+        find(MECHANISMS, given.mechanism.name, "mechanism"), options=given.mechanism.options
+    )
+    found = Protection(
+        noise=given.noise or 0.0,
+        clip=call(find(CLIPS, clip.name, "clip"), options=clip.options)
+        if isinstance(clip, Named)
+        else clip,
+        mechanism=mechanism,
+        sampling=given.sampling or ("cyclic" if mechanism.correlated else "poisson"),
+        rounds=experiment.rounds,
+        clients=clients.count,
+        cohort=cohort,
+        noise_cohort=noise_cohort,
+        population=given.population or round(clients.count * noise_cohort / cohort),
+        seed=experiment.seed,
+    )
+    if given.delta >= 1 / found.population:
+        raise ValueError(
+            f"privacy.delta is {given.delta:g}: choose less than 1 / clients = "
+            f"{1 / found.population:g}, for to publish one client at random has that"
+        )
+    if given.epsilon is not None:
+        noise = _noise(replace(found, clip=1.0, seed=0), given.epsilon, given.delta)
+        found = replace(found, noise=noise)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _noise(protection: Protection, epsilon: float, delta: float) -> float:
+    noise = accountant.noise_for(
+        epsilon, delta, lambda noise: replace(protection, noise=noise).released(protection.rounds)
+    )
+    return math.ceil(1e4 * noise) / 1e4  # so that the noise that is shown is enough
