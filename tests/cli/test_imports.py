@@ -79,12 +79,22 @@ def test_help_lists_and_explanations_import_nothing_large(arguments):
         *("sweep a.toml --grid local.lr=0.1,x", "partition a.toml clients.count=0"),
         *("compare a.toml a2.toml", "explain local.lrr"),
         *("privacy plan a.toml --noise 0", "privacy plan a.toml --epsilon 8 --delta 0.1"),
+        *("run a.toml model=mine:nte", "run a.toml algorithm=mine:", "run a.toml loss=nowhere:f"),
+        *("run a.toml model=timm:", "run a.toml model=timm:vit model.depth=3"),
+        *(f"fleet {verb} b.toml" for verb in ("serve", "try", "app")),
+        *(f"fleet {verb} a.toml local.lrr=1" for verb in ("serve", "try", "app")),
+        *("fleet serve a.toml --address x", "fleet serve a.toml --keys nowhere"),
+        *("fleet app a.toml --to .", "fleet keys k --site a/b", "fleet keys k"),
+        *("fleet approve nowhere", "fleet clean nowhere", "fleet srve a.toml"),
+        *(f"fleet join --data . {more}" for more in ("--server x --name ann", "--server h:1")),
+        *(f"fleet join --data . --server h:1 --name {name}" for name in ("ann", "a/b")),
     ],
 )
 def test_mistakes_in_names_and_types_are_found_before_torch_is_imported(words, tmp_path):
     for name, model in (("a", "linear"), ("a2", "liner")):
         content = f'dataset = "fashion-mnist-mini"\nmodel = "{model}"\nrounds = 1\n'
         (tmp_path / f"{name}.toml").write_text(f'{content}algorithm = ["fedprox"]\n')
+    (tmp_path / "mine.py").write_text("import torch\n\n\ndef net(): ...\n")
     done = subprocess.run(
         [sys.executable, "-c", COMMAND, *words.split()],
         capture_output=True,

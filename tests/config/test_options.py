@@ -208,14 +208,14 @@ def test_a_name_that_leads_nowhere_is_refused(name, message):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("def broken(:", "(invalid syntax (brokenmodule.py, line 1))"),
+        ("def f(:", "(invalid syntax (brokenmodule.py, line 1))"),
         ("raise RuntimeError('first\\nsecond')", "RuntimeError: first)"),
         ("1/0", "(brokenmodule.py, line 1, in <module>: ZeroDivisionError: division by zero)"),
         ("import no_such", "line 1, in <module>: ModuleNotFoundError: No module named 'no_such')"),
     ],
 )
 def test_a_module_that_does_not_import_is_the_users_mistake(tmp_path, content, why):
-    (tmp_path / "brokenmodule.py").write_text(content)
+    (tmp_path / "brokenmodule.py").write_text(f"{content}\n\ndef f(): ...\n")
     with importable(tmp_path), pytest.raises(ValueError, match="imported") as refused:
         find({}, "brokenmodule:f", "model")
     assert str(refused.value).endswith(f"{why}: fix it there")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import fedlens as fl
+from fedlens.algorithm.pieces.losses import focal
+from fedlens.config import own_code
 from fedlens.setup import build
 from fedlens.storage.run_files import RunFailed
 
@@ -173,3 +176,28 @@ def test_a_loss_with_options_that_gives_a_mean_is_refused_by_its_place() -> None
 def test_a_right_loss_of_ones_own_is_cross_entropy() -> None:
     own = fl.run(experiment(loss={"name": "own_papers:right", "scale": 1.0})).final["test_loss"]
     assert own == pytest.approx(fl.run(experiment()).final["test_loss"])
+
+
+@pytest.mark.parametrize(
+    ("text", "lacking"),
+    [
+        ("def nets(): ...", True),
+        ("def net(): ...", False),
+        ("from elsewhere import other as net", False),
+        ("from elsewhere import *", False),
+        ("globals()['n' + 'et'] = print", False),
+        ("def __getattr__(name): return print", False),
+    ],
+)
+def test_what_a_module_lacks_is_seen_without_importing_it(text, lacking, tmp_path):
+    (tmp_path / "not_imported.py").write_text(f"import elsewhere\n{text}\n")
+    assert own_code.lacks("not_imported", "net") == lacking
+    assert "not_imported" not in sys.modules
+
+
+def test_a_name_that_a_module_got_later_is_found(tmp_path):
+    (tmp_path / "own_papers.py").write_text("scale = 1.0\n")
+    with pytest.raises(ValueError, match="has no attribute 'later'"):
+        experiment(loss="own_papers:later")
+    importlib.import_module("own_papers").__dict__["later"] = focal
+    assert experiment(loss="own_papers:later").loss.name == "own_papers:later"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import threading
 import time
@@ -17,12 +16,13 @@ from fedlens.fleet.flower import end, free_port
 from fedlens.fleet.serve import open_fleet, run_on
 from fedlens.fleet.server import Job
 from fedlens.fleet.site import Site
-from fedlens.fleet.terms import for_fleet
+from fedlens.fleet.terms import Terms, for_fleet
 from fedlens.fleet.trial import make_homes, make_keys, start_site
+from fedlens.setup.data import load_dataset
 
 
 class Federation:
-    """Sites of one experiment; others of the same data may be approved later."""
+    """Sites of one experiment; others may be approved later."""
 
     def __init__(self, folder: Path, path: Path) -> None:
         self.folder, self.told = folder, list[str]()
@@ -73,11 +73,11 @@ class Federation:
         self.processes = {}
 
     def approve(self, path: Path) -> None:
-        """Let all sites take part in another experiment on the same data."""
-        other = make_homes(for_fleet(Experiment.read(path)), self.folder / f"other-{path.stem}")
-        for site in other:
-            for kept in (site.home / "approved").iterdir():
-                shutil.copy(kept, self.sites[site.home.name].home / "approved")
+        """Let all sites take part in another experiment."""
+        experiment = for_fleet(Experiment.read(path))
+        terms = Terms.of(experiment, load_dataset(experiment.dataset, None))
+        for client, site in enumerate(self.sites.values()):
+            site.approvals.approve(site.offer(terms, client))
 
     def run(
         self, path: Path, out: Path, watch: Callable[[Any], None] | None = None, **job: Any

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 from fedlens.cli.main import app_of
 from fedlens.config.experiment import Experiment
 from fedlens.data.folders import listed_by_class
-from fedlens.fleet import CA
+from fedlens.fleet import CA, CACHE
 from fedlens.fleet.join import join
 from fedlens.fleet.keys import make_site_key
 from fedlens.fleet.policy import FILE
-from fedlens.fleet.site import CACHE, Site
+from fedlens.fleet.site import Site
 from fedlens.fleet.site_data import site_examples
 from fedlens.fleet.terms import Terms, for_fleet
 from fedlens.setup.data import load_dataset
@@ -77,10 +77,12 @@ def test_decoded_images_are_kept_where_they_are_wanted_and_can_be_deleted(tmp_pa
 def test_a_site_that_is_interrupted_says_that_images_stay(cache, tmp_path, monkeypatch):
     def interrupted(place: Path, *_: object) -> None:
         if cache:
-            (place / CACHE).mkdir(parents=True)
+            (place / CACHE).mkdir()
         raise KeyboardInterrupt
 
     pytest.importorskip("flwr")
+    make_site_key(tmp_path / "ann", "ann")
+    (tmp_path / "ann" / CA).touch()
     monkeypatch.setattr("fedlens.fleet.join.join", interrupted)
     words = ["--server", "127.0.0.1:1", "--name", "ann", "--data", ".", "--home"]
     stop = CliRunner().invoke(app_of(), ["fleet", "join", *words, str(tmp_path / "ann")])
@@ -119,8 +121,11 @@ def test_what_others_sent_to_a_site_is_one_line_of_its_terminal(fedlens, tmp_pat
         notify("refused: no\x1b[2J\nann: connected")
 
     pytest.importorskip("flwr")
+    home = tmp_path / "ann"
+    make_site_key(home, "ann")
+    (home / CA).touch()
     monkeypatch.setattr("fedlens.fleet.join.join", told)
-    words = ["--server", "127.0.0.1:1", "--name", "ann", "--data", tmp_path]
+    words = ["--server", "127.0.0.1:1", "--name", "ann", "--home", home, "--data", tmp_path]
     assert fedlens("fleet", "join", *words).err == "ann: refused: no\\x1b[2J\\nann: connected\n"
 
 

@@ -14,6 +14,7 @@ import typer
 from fedlens.cli.arguments import DataFolder, ExperimentFile, Json, Overrides, Quiet, print_json
 from fedlens.cli.stopping import Stopped
 from fedlens.config.experiment import Experiment
+from fedlens.fleet import CACHE
 from fedlens.runs.progress import rounds as in_rounds
 from fedlens.runs.progress import shown
 from fedlens.storage.locks import one_writer
@@ -90,20 +91,22 @@ def serve_command(
     _check_installed()
     from fedlens.cli.run import finish_run
     from fedlens.fleet.keys import check_server_keys, public_keys
+
+    # What needs no PyTorch, whose import takes seconds, is checked first, here and below.
+    described = Experiment.read(experiment, overrides or [])
+    host, port = _address(address, "--address", "0.0.0.0:9092")
+    check_server_keys(keys)
     from fedlens.fleet.serve import serve
     from fedlens.fleet.server import Job
     from fedlens.fleet.terms import check_possible, for_fleet, say_without_effect
     from fedlens.report.artists import artists
     from fedlens.runs.folder import check_free
 
-    described = Experiment.read(experiment, overrides or [])
     check_possible(for_fleet(described))
     folder = out or Path("runs") / experiment.stem
     if not (overwrite or resume):
         check_free(folder, overwrite, "choose another --out, or add --resume or --overwrite")
     place = home or keys / "server"
-    host, port = _address(address, "--address", "0.0.0.0:9092")
-    check_server_keys(keys)
     num_sites = len(public_keys(keys))
     if not resume:
         say_without_effect(described, num_sites)
@@ -149,15 +152,16 @@ def join_command(
 ) -> None:
     """Take part with the examples of this site, until interrupted."""
     _check_installed()
-    from fedlens.fleet.join import join
-    from fedlens.fleet.site import CACHE
+    from fedlens.fleet.keys import check_site_keys
 
+    place = home or Path(name)
     _address(server, "--server", "10.0.0.1:9092")
+    check_site_keys(place, name)
+    from fedlens.fleet.join import join
 
     def notify(line: str) -> None:
         _notify(f"{name}: {line}")
 
-    place = home or Path(name)
     try:
         join(place, name, data, server, device, wait, notify, cache)
     except KeyboardInterrupt as error:
@@ -178,10 +182,10 @@ def approve_command(
     yes: Annotated[bool, typer.Option("--yes", help="Approve without asking.")] = False,
 ) -> None:
     """Show what a server asks of this site, and approve it."""
+    _check_home(home)
     from fedlens.fleet.approvals import Approvals
     from fedlens.fleet.policy import Policy, Refused
 
-    _check_home(home)
     approvals = Approvals(home)
     found = approvals.offers()
     if digits is not None:
@@ -217,8 +221,6 @@ def approve_command(
 @fleet_app.command("clean")
 def clean_command(home: Annotated[Path, typer.Argument(help="The site's own folder.")]) -> None:
     """Delete the decoded images that a site keeps in its folder."""
-    from fedlens.fleet.site import CACHE
-
     _check_home(home)
     with one_writer(home):
         if not (home / CACHE).is_dir():
@@ -242,12 +244,12 @@ def try_command(
 ) -> None:
     """Run a whole federation here, and compare it with the simulation."""
     _check_installed()
+    given = Experiment.read(experiment, overrides or [])
     from fedlens.fleet.terms import of_sites
     from fedlens.fleet.trial import run_sites, simulated
     from fedlens.runs.folder import check_free
     from fedlens.setup.data import OtherClients
 
-    given = Experiment.read(experiment, overrides or [])
     described = of_sites(given, sites)
     if out is not None:
         check_free(out, overwrite=False, remedy="choose another --out")
@@ -283,12 +285,13 @@ def app_command(
     out: Annotated[str, typer.Option(help="The run folder, on the server.")] = "runs/fleet",
 ) -> None:
     """Make a Flower app of an experiment, for `flwr run`."""
+    if folder.exists():
+        raise ValueError(f"{folder} exists: choose another --to")
+    given = Experiment.read(experiment, overrides or [])
     from fedlens.fleet.flower import write_app
     from fedlens.fleet.terms import check_possible, of_sites
 
-    if folder.exists():
-        raise ValueError(f"{folder} exists: choose another --to")
-    described = of_sites(Experiment.read(experiment, overrides or []), sites)
+    described = of_sites(given, sites)
     check_possible(described)
     write_app(folder, described.toml(), sites, str(Path(out).resolve()))
     print(f"{folder}: run it with: flwr run {argument(folder)}")

@@ -21,7 +21,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, TypeVar, Union
 
 from fedlens.config.consent import NotApproved
-from fedlens.config.own_code import place_of_error, why_not_imported
+from fedlens.config.own_code import lacks, place_of_error, why_not_imported
 from fedlens.config.signatures import Read, read
 from fedlens.storage.reading import shortened
 
@@ -129,7 +129,8 @@ class ByName(Mapping[str, Callable[..., Any]]):
 
     A function is called as the name it is chosen by, with _ for -. `modules` has the names, one or
     several with spaces between them, and the module of these. `libraries` are other packages,
-    whose contents are chosen as "library:name": the function called `library` returns `name`.
+    whose contents are chosen as "library:name": the function called `library`, given the name,
+    returns its inner function `make`.
     """
 
     def __init__(
@@ -155,18 +156,19 @@ class ByName(Mapping[str, Callable[..., Any]]):
         return typing.cast(Callable[..., Any], getattr(home, name))
 
     def read(self, name: str) -> Read:
-        """The description of a function, which is not imported for it unless a library has it."""
-        if name in self.modules:
-            return read(f"{self.package}.{self.modules[name]}", _function_named(name))
-        return Read(inspect.getdoc(self[name]) or "", options_of(self[name]))
+        """The description of a function, which is not imported for it."""
+        library, colon, _ = name.partition(":")
+        if colon:
+            return read(f"{self.package}.{self.libraries[library]}", "make")
+        return read(f"{self.package}.{self.modules[name]}", _function_named(name))
 
     def options(self, name: str, kind: str) -> dict[str, inspect.Parameter]:
         """The options of the function called `name`, here or by import path."""
         return self.read(name).options if name in self else options_of(find(self, name, kind))
 
     def __contains__(self, name: object) -> bool:
-        library, colon, _ = str(name).partition(":")
-        return name in self.modules or (bool(colon) and library in self.libraries)
+        library, _, inner = str(name).partition(":")
+        return name in self.modules or (bool(inner) and library in self.libraries)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.modules)
@@ -208,6 +210,8 @@ def find(table: Mapping[str, Callable[..., Any]], name: str, kind: str) -> Calla
         hint = did_you_mean(name, known, n=1 + len(libraries))
         raise ValueError(f"unknown {kind} {name!r}: {hint}")
     try:
+        if lacks(module, attribute):
+            raise AttributeError(f"module {module!r} has no attribute {attribute!r}")
         found = getattr(importlib.import_module(module), attribute)
     except NotApproved:
         raise

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
+import sys
 import sysconfig
 import traceback
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,9 @@ LIBRARIES = tuple(
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
     if (place := sysconfig.get_path(name))
 )
+
+MADE = "__getattr__|exec|globals|locals|setattr|vars"
+"""By these, a module may have names that its text does not show."""
 
 
 def mistake_of(error: BaseException) -> str:
@@ -50,6 +56,18 @@ def why_not_imported(error: BaseException) -> str:
     if where or isinstance(error, SyntaxError):  # a SyntaxError names its place itself
         return f"({why}): fix it there"
     return f"({why}): write module:function, with the module beside the experiment or on PYTHONPATH"
+
+
+def lacks(module: str, name: str) -> bool:
+    """Whether the text of a module shows that it has no such name.
+
+    It is read first, since to import it may also import PyTorch, which takes seconds.
+    """
+    spec = None if module in sys.modules else find_spec(module)
+    if not name.isidentifier() or spec is None or not str(spec.origin).endswith(".py"):
+        return not name.isidentifier()
+    text = Path(str(spec.origin)).read_text(encoding="utf-8", errors="replace")
+    return not re.search(rf"\b({name}|{MADE})\b|import +\*", text)
 
 
 def place_of(thing: Any) -> str:

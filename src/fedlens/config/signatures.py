@@ -37,7 +37,7 @@ def read(module: str, name: str) -> Read:
     Options are the keyword-only parameters; of a paper, all parameters after the first.
     """
     tree = _tree(module)
-    function = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
+    function = next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == name)
     listed, names = function.args, _Names(module)
     options = {}
     if any(isinstance(one, ast.Name) and one.id == "paper" for one in function.decorator_list):

@@ -11,3 +11,4 @@ Notify = Callable[[str], None]
 # The files of keys and certificates, in the folders of a server and of a site.
 CA, CA_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
 NODE_KEY = "node.key"
+CACHE = "cache"  # in the folder of a site: decoded images

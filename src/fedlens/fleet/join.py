@@ -13,15 +13,14 @@ from pathlib import Path
 
 import torch
 
-from fedlens.fleet import CA, NODE_KEY, Notify
+from fedlens.fleet import CA, Notify
 from fedlens.fleet.flower import Tail, end, start_supernode
-from fedlens.fleet.keys import check_name
+from fedlens.fleet.keys import check_site_keys
 from fedlens.fleet.policy import DEFAULT, FILE, Policy
 from fedlens.fleet.site import LOG
 from fedlens.fleet.site_data import identity
 from fedlens.storage.files import write_atomically
 from fedlens.storage.locks import one_writer
-from fedlens.storage.reading import argument
 
 PATIENCE = 100.0  # seconds, at least: Flower refuses a node for 60 after it died, as if connected
 PAUSE = 5.0
@@ -49,13 +48,7 @@ def join(
     The server must answer within `wait` seconds, and accept the site within `wait` seconds or
     PATIENCE, whichever is longer. After the first answer it may go offline and come back.
     """
-    check_name(name)
-    for needed, remedy in (
-        (NODE_KEY, f"make it with `fedlens fleet keys {argument(home)} --site {name}`"),
-        (CA, "get it from the server"),
-    ):
-        if not (home / needed).is_file():
-            raise ValueError(f"{home / needed} is missing: {remedy}")
+    check_site_keys(home, name)
     identity(data)  # or a ValueError
     check_device(device)
     if not (home / FILE).is_file():

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 
 from fedlens.fleet import CA, CA_KEY, NODE_KEY, SERVER, SERVER_KEY
+from fedlens.storage.reading import argument
 
 YEARS = 5
 
@@ -89,6 +90,17 @@ def check_server_keys(folder: Path) -> None:
                 f"{folder / name} has expired, on {last:%Y-%m-%d}: make keys in another folder "
                 "with `fedlens fleet keys`, copy the *.pub there, and give its ca.pem to all sites"
             )
+
+
+def check_site_keys(home: Path, name: str) -> None:
+    """Raise ValueError unless this is the name of a site, and its folder has what it needs."""
+    check_name(name)
+    for needed, remedy in (
+        (NODE_KEY, f"make it with `fedlens fleet keys {argument(home)} --site {name}`"),
+        (CA, "get it from the server"),
+    ):
+        if not (home / needed).is_file():
+            raise ValueError(f"{home / needed} is missing: {remedy}")
 
 
 def _private(key: Any, ssh: bool) -> bytes:

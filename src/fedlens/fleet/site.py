@@ -22,7 +22,7 @@ from fedlens.core import Facts, Memory, Tree, keys
 from fedlens.core.federation import Examples, Holdings
 from fedlens.core.trees import in_order, map_tensors, moved
 from fedlens.engines import Sequential, Stacked
-from fedlens.fleet import payload
+from fedlens.fleet import CACHE, payload
 from fedlens.fleet.approvals import Approvals, Kind, Offer
 from fedlens.fleet.payload import Reply
 from fedlens.fleet.policy import Policy, Refused
@@ -41,7 +41,6 @@ from fedlens.setup.network import make_network
 from fedlens.storage.files import write_atomically
 from fedlens.storage.reading import shortened
 
-CACHE = "cache"  # in its folder: decoded images
 OWN_MISTAKE = "something is wrong with its own files: its log says what"
 LOG = "log.jsonl"  # in its folder: each order, and what was sent
 
