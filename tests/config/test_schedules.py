@@ -311,7 +311,7 @@ def test_the_page_draws_a_number_that_changes(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"local": {"lr": "cosine"}}, "local.lr is 'cosine': expected a number"),
+        ({"local": {"lr": "cosine"}}, "local.lr: cosine needs 'start'"),
         ({"local": {"lr": {"start": 1.0}}}, "local.lr is {'start': 1.0}: give a name"),
         (
             {"local": {"lr": {"name": "cosin"}}},
