@@ -132,9 +132,12 @@ def test_what_is_drawn_depends_on_the_names_alone() -> None:
     ("files", "message"),
     [
         ({}, "has neither a federated_train*.csv and a test.csv nor train2017.json"),
-        ({"federated_train.csv": "user_id,image,class\n1,a,0\n"}, "no column 'image_id': it needs"),
-        ({"federated_train.csv": "user_id,image_id,class\n1,a\n"}, "row 2 is cut short"),
-        ({"federated_train.csv": "user_id,image_id,class\n"}, "has no rows"),
+        (
+            {"federated_train.csv": "user_id,image,class\n1,a,0\n"},
+            "no column 'image_id'",
+        ),
+        ({"federated_train.csv": "user_id,image_id,class\n1,a\n"}, ":2: 2 cells under 3 columns"),
+        ({"federated_train.csv": "user_id,image_id,class\n"}, "no rows"),
         ({"federated_train.csv": "user_id,image_id,class\n1,a,x\n"}, "class 'x' is not a whole"),
         (
             {"federated_train.csv": "user_id,image_id,class\n1,a,0\n2,a,0\n"},

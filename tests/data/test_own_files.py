@@ -215,7 +215,7 @@ def test_a_manifest_without_split_is_divided_like_a_folder(animals):
         ("path\tlabel\n", "photos.csv:1: tabs stand between columns: save it with commas"),
         ("file,label\n", "no column 'path' among file, label"),
         ("path,label,label\n", "photos.csv:1: .*'label'"),
-        ("path,label,lat\n", "lat and lon come together"),
+        ("path,label,lat\na.png,b,1\n", "lat and lon come together"),
         ("path,label\nanimals/cat/0.png\n", r"photos.csv:2: 1 cells under 2 columns"),
         ("path,label\nanimals/cat/0.png,\n", r"photos.csv:2: label is empty"),
         ("path,label\n\nanimals/cat/99.png,a\n", r"photos.csv:3: there is no file .*99.png'"),

@@ -14,6 +14,16 @@ def called(name: str) -> str:
     return unicodedata.normalize("NFC", name).strip()
 
 
+def is_number(text: str) -> bool:
+    """Whether a text is a whole number from 0 that fits in 64 bits."""
+    return text.isdecimal() and len(text) < 19
+
+
+def rank(text: str) -> tuple[int, str]:
+    """A sort key: numbers first, in numeric order, then other texts in alphabetical order."""
+    return (int(text) if is_number(text) else 2**63, text)
+
+
 def one_class_twice(classes: Iterable[str]) -> list[str]:
     """A warning for each pair of names that differ only in upper and lower case.
 

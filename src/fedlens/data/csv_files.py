@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from csv import Error, reader
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -15,16 +13,15 @@ import numpy as np
 from fedlens.config.options import did_you_mean
 from fedlens.core.federation import Dataset
 from fedlens.data.arrays import Column
-from fedlens.data.class_names import called
+from fedlens.data.class_names import called, is_number, rank
 from fedlens.data.layouts import Part, part_named, refuse_strangers, with_tests
 from fedlens.data.pictures import MEGAPIXELS, TEST_SHARE, Found, Listed, OnError, dataset
 from fedlens.data.places import Source
-from fedlens.storage.reading import csv_lines, is_file, printable, shortened
+from fedlens.storage.reading import csv_table, is_file
 
 NEEDED = ("path", "label")
-KNOWN = (*NEEDED, "client", "lat", "lon", "split")
+OPTIONAL = ("client", "lat", "lon", "split")
 LONGEST_HEADER = 1_000_000  # characters
-SLIP = 0.8  # least similarity of a misspelling: `clinet` is one, `clinic` and `site` are not
 RANGES = {"lat": 90.0, "lon": 180.0}
 
 
@@ -107,26 +104,16 @@ def listed_in(file: Path, client: str | None = None) -> Found:
 
 def _rows(file: Path) -> list[Row]:
     """The rows of the file, each with every cell that the header names."""
-    lines = csv_lines(file, "set path to a csv file in UTF-8", strict=True)
-    if not lines:
-        raise ValueError(f"{file} is empty: begin it with the header path,label")
-    header = _header(file, lines[0][1])
+    table = csv_table(file, NEEDED, "set path to a csv file in UTF-8", OPTIONAL, strict=True)
+    if len({"lat", "lon"} & table[0][1].keys()) == 1:
+        raise ValueError(f"{file}:1: lat and lon come together: add the other, or drop it")
     rows = []
-    for line, cells in lines[1:]:
-        where = f"{file}:{line}"
-        if len(cells) != len(header):
-            raise ValueError(
-                f"{where}: {len(cells)} cells under {len(header)} columns: "
-                "quote a cell that holds a comma"
-            )
-        named = zip(header, cells, strict=True)
-        row = Row(where, {name: cell if name == "path" else called(cell) for name, cell in named})
+    for line, cells in table:
+        named = {name: cell if name == "path" else called(cell) for name, cell in cells.items()}
+        rows.append(Row(f"{file}:{line}", named))
         for name in (*NEEDED, "client"):
-            if not row.cells.get(name, "-"):
-                raise ValueError(f"{where}: {name} is empty: fill it in or remove the row")
-        rows.append(row)
-    if not rows:
-        raise ValueError(f"{file} has a header and no rows: add one for each image")
+            if not named.get(name, "-"):
+                raise ValueError(f"{file}:{line}: {name} is empty: fill it in or remove the row")
     return rows
 
 
@@ -141,35 +128,10 @@ def _refuse_twins(rows: Sequence[Row]) -> None:
             )
 
 
-def _header(file: Path, header: list[str]) -> list[str]:
-    for sign, word in ((";", "semicolons"), ("\t", "tabs")):
-        if len(header) == 1 and sign in header[0]:
-            raise ValueError(f"{file}:1: {word} stand between columns: save it with commas")
-    for name, times in Counter(header).items():
-        if times > 1:
-            raise ValueError(f"{file}:1: there are {times} columns {name!r}: rename all but one")
-    absent = [name for name in KNOWN if name not in header]
-    for name in header:
-        slips = get_close_matches(name, absent, n=1, cutoff=SLIP)
-        if name not in KNOWN and slips:
-            raise ValueError(f"{file}:1: unknown column {name!r}: did you mean {slips[0]!r}?")
-    for name in NEEDED:
-        if name in absent:
-            raise ValueError(
-                f"{file}:1: no column {name!r} among {shortened(printable(', '.join(header)))}: "
-                "rename or add it"
-            )
-    if len({"lat", "lon"} & set(absent)) == 1:
-        raise ValueError(f"{file}:1: lat and lon come together: add the other, or drop it")
-    return header
-
-
 def _classes(texts: Sequence[str]) -> list[str]:
     """The labels that occur, sorted: as numbers if they are whole numbers, else as text."""
     found = set(texts)
-    if all(text.isdecimal() and len(text) < 19 for text in found):
-        return sorted(found, key=lambda text: (int(text), text))
-    return sorted(found)
+    return sorted(found, key=rank if all(map(is_number, found)) else None)
 
 
 def _columns(rows: Sequence[Row]) -> dict[str, Column]:

@@ -19,7 +19,8 @@ import numpy as np
 from fedlens.config.names import OWN_CLIENTS
 from fedlens.data import s2
 from fedlens.data.arrays import Column, demand_labels
-from fedlens.storage.reading import csv_lines, reading
+from fedlens.data.class_names import is_number, rank
+from fedlens.storage.reading import csv_table, reading
 
 GEO = {"30k": 30_000, "3k": 3_000, "1k": 1_000, "100": 100}  # N_max
 INATURALIST = ("train2017.json", "train2017_locations.json", "val2017.json")
@@ -82,7 +83,7 @@ def inaturalist(place: Path, n_max: int | None = None, per_class: int = 100) -> 
     for image, (_, category) in train.items():
         if where.get(image, {}).get("user_id") is not None:
             members.setdefault(category, []).append(image)
-    kept = sorted((c for c, images in members.items() if len(images) >= per_class), key=_rank)
+    kept = sorted((c for c, images in members.items() if len(images) >= per_class), key=rank)
     if not kept:
         raise ValueError(f"{place}: no class has {per_class} images whose user is known: add more")
     ids = [image for category in kept for image in drawn(members[category], per_class)]
@@ -92,10 +93,11 @@ def inaturalist(place: Path, n_max: int | None = None, per_class: int = 100) -> 
     )
     columns = {"user": user, "lat": lat, "lon": lon}
     if n_max is not None:
-        cell = _cells(lat, lon, n_max)
-        chosen = np.flatnonzero(cell != "")
+        tokens, owner = s2.clients(lat, lon, n_max)
+        chosen = np.flatnonzero(owner >= 0)
         ids = [ids[i] for i in chosen]
-        columns = {name: c[chosen] for name, c in (columns | {"cell": cell}).items()}
+        columns = {name: c[chosen] for name, c in columns.items()}
+        columns["cell"] = np.array(tokens, dtype="<U16")[owner[chosen]]
     number = {category: label for label, category in enumerate(kept)}
     tests = [image for image, (_, category) in val.items() if category in number]
     labels = [number[train[i][1]] for i in ids] + [number[val[i][1]] for i in tests]
@@ -147,7 +149,7 @@ def landmarks(place: Path) -> Listing:
         for image in drawn([ids[i] for i in members], 10)
     ]
     order = [*np.flatnonzero(train).tolist(), *tests]
-    kept = sorted(set(landmark[train].tolist()), key=lambda number: _rank(str(names[number])))
+    kept = sorted(set(landmark[train].tolist()), key=lambda number: rank(str(names[number])))
     number = {old: new for new, old in enumerate(kept)}
     labels = np.array([number[int(landmark[i])] for i in order])
     users = people[who[order]]
@@ -182,18 +184,6 @@ def drawn(names: Sequence[str], count: int) -> list[str]:
     return sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())[:count]
 
 
-def _cells(lat: Column, lon: Column, n_max: int) -> Column:  # [N] tokens, empty where left out
-    cell = np.full(len(lat), "", dtype="<U16")
-    placed = np.flatnonzero(~np.isnan(lat) & ~np.isnan(lon))
-    tree = s2.quadtree(s2.cells(lat[placed], lon[placed]), n_max)
-    found, which, counts = np.unique(tree, return_inverse=True, return_counts=True)
-    names = np.where(100 * counts >= n_max, np.array(s2.tokens(found)), "")
-    cell[placed] = names[which]
-    if not (cell != "").any():
-        raise ValueError(f"no cell holds a hundredth of {n_max} images: choose another set")
-    return cell
-
-
 def _inaturalist_part(file: Path) -> dict[str, tuple[str, str]]:
     """The file name and the category of each image, by image id."""
     content = _json(file)
@@ -218,18 +208,7 @@ def _json(file: Path, kind: type[Any] = dict) -> Any:
 
 
 def _table(file: Path, *needed: str) -> list[dict[str, str]]:
-    lines = csv_lines(file, "take another copy")
-    header = lines[0][1] if lines else []
-    for name in needed:
-        if name not in header:
-            raise ValueError(f"{file}:1: no column {name!r}: it needs {','.join(needed)}")
-    places = {name: header.index(name) for name in needed}
-    for number, cells in lines[1:]:
-        if len(cells) <= max(places.values()):
-            raise ValueError(f"{file}: row {number} is cut short: take another copy")
-    if not lines[1:]:
-        raise ValueError(f"{file} has no rows: take another copy")
-    return [{name: cells[place] for name, place in places.items()} for _, cells in lines[1:]]
+    return [row for _, row in csv_table(file, needed, "take another copy")]
 
 
 def _refuse_twins(ids: Sequence[str], file: Path) -> None:
@@ -241,7 +220,7 @@ def _refuse_twins(ids: Sequence[str], file: Path) -> None:
 
 
 def _number(text: str, file: Path) -> int:
-    if not text.isdecimal() or len(text) > 18:
+    if not is_number(text):
         raise ValueError(f"{file}: class {text!r} is not a whole number: number classes from 0")
     return int(text)
 
@@ -257,10 +236,6 @@ def _degrees(row: Mapping[str, Any], key: str, file: Path) -> float:
             f"write degrees from {-limit} to {limit}, or null"
         )
     return float(value)
-
-
-def _rank(text: str) -> tuple[int, str]:
-    return (int(text), "") if text.isdecimal() and len(text) < 19 else (2**63, text)
 
 
 def _geo(n_max: int) -> Callable[[Path], Listing]:

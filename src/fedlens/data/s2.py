@@ -65,6 +65,26 @@ def quadtree(cell: Array, n_max: int) -> Array:  # [N] uint64 -> [N] uint64
     return found
 
 
+def clients(lat: Array, lon: Array, n_max: int) -> tuple[list[str], Array]:
+    """The tokens of the cells that become clients, and for each point [N] which of them it is in.
+
+    Cells are those of `quadtree`. One with fewer than 0.01 `n_max` points is left out, and its
+    points are at -1, as are points without a place (NaN).
+    """
+    placed = np.flatnonzero(~np.isnan(lat) & ~np.isnan(lon))
+    tree = quadtree(cells(lat[placed], lon[placed]), n_max)
+    found, which, counts = np.unique(tree, return_inverse=True, return_counts=True)
+    large = 100 * counts >= n_max
+    if not large.any():
+        raise ValueError(
+            f"no cell holds {n_max / 100:g} of the {len(placed)} examples with a place, a "
+            f"hundredth of n_max = {n_max}: choose a smaller n_max"
+        )
+    owner = np.full(len(lat), -1)
+    owner[placed] = np.where(large, np.cumsum(large) - 1, -1)[which]
+    return tokens(found[large]), owner
+
+
 def outline(token: str, num_points: int = 64) -> tuple[Array, Array]:
     """The border of a cell as a closed line of latitudes and longitudes, `num_points` per side."""
     face, low, high = _square(int(token.ljust(16, "0"), 16))

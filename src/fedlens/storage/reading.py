@@ -9,8 +9,10 @@ import os
 import shlex
 import stat
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ LONGEST = 300  # characters of a reason: it may quote the content of the file
 
 MOST_UNPACKED = 1032  # times the packed size: deflate, used by gzip and zip, cannot do more
 MOST_COLUMNS = 1_000  # of a csv file
+SLIP = 0.8  # least similarity of a misspelling: `clinet` is one, `clinic` and `site` are not
 UNPACKED_SHARE = 20  # at most 1 / 20 of the free memory: parsed text takes many times its size
 
 Place = str | os.PathLike[str]
@@ -77,18 +80,61 @@ def unpacked(file: Path) -> bytes:
     return content
 
 
-def csv_lines(file: Path, remedy: str, strict: bool = False) -> list[tuple[int, list[str]]]:
-    """The lines of a csv file that are not empty, each with its number and its cells stripped."""
+def csv_table(
+    file: Path,
+    needed: Sequence[str],
+    remedy: str,
+    optional: Sequence[str] = (),
+    strict: bool = False,
+) -> list[tuple[int, dict[str, str]]]:
+    """The rows of a csv file, each with its line number and its cells by column, stripped.
+
+    It has a header with all columns that are `needed`. Any other column may be there, but not one
+    whose name is nearly that of a column that is needed or `optional`.
+    """
     with reading(file, remedy):
         text = unpacked(file).decode("utf-8-sig")
-        reader = csv.reader(io.StringIO(text, newline=""), strict=strict)
-        lines = []
-        for cells in reader:
+        lines = csv.reader(io.StringIO(text, newline=""), strict=strict)
+        found = []
+        for cells in lines:
             if len(cells) > MOST_COLUMNS:
-                raise ValueError(f"{len(cells):,} columns in line {reader.line_num}, above 1,000")
+                raise ValueError(f"{len(cells):,} columns in line {lines.line_num}, above 1,000")
             if cells:
-                lines.append((reader.line_num, [cell.strip() for cell in cells]))
-        return lines
+                found.append((lines.line_num, [cell.strip() for cell in cells]))
+    if not found:
+        raise ValueError(f"{file} is empty: begin it with the header {','.join(needed)}")
+    (_, header), *rows = found
+    _check_header(file, header, needed, optional)
+    for line, cells in rows:
+        if len(cells) != len(header):
+            raise ValueError(
+                f"{file}:{line}: {len(cells)} cells under {len(header)} columns: "
+                "quote a cell that holds a comma"
+            )
+    if not rows:
+        raise ValueError(f"{file} has a header and no rows: add one for each image")
+    return [(line, dict(zip(header, cells, strict=True))) for line, cells in rows]
+
+
+def _check_header(
+    file: Path, header: Sequence[str], needed: Sequence[str], optional: Sequence[str]
+) -> None:
+    for sign, word in ((";", "semicolons"), ("\t", "tabs")):
+        if len(header) == 1 and sign in header[0]:
+            raise ValueError(f"{file}:1: {word} stand between columns: save it with commas")
+    for name, times in Counter(header).items():
+        if times > 1:
+            raise ValueError(f"{file}:1: there are {times} columns {name!r}: rename all but one")
+    known = (*needed, *optional)
+    absent = [name for name in known if name not in header]
+    for name in header:
+        slips = get_close_matches(name, absent, n=1, cutoff=SLIP)
+        if name not in known and slips:
+            raise ValueError(f"{file}:1: unknown column {name!r}: did you mean {slips[0]!r}?")
+    for name in needed:
+        if name in absent:
+            said = shortened(printable(", ".join(header)))
+            raise ValueError(f"{file}:1: no column {name!r} among {said}: rename or add it")
 
 
 def reason(error: BaseException) -> str:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 from fedlens.config.options import did_you_mean
 from fedlens.core.federation import Examples, Holdings
 from fedlens.data import s2 as cells
+from fedlens.data.class_names import rank
 from fedlens.data.partitions.dealing import NOBODY, Array, at_least_one, holdings
-from fedlens.storage.reading import csv_lines, expanded, printable, shortened
+from fedlens.storage.reading import csv_table, expanded
 
 HEADER = ("user_id", "image_id", "class")  # of a published file
 
@@ -53,20 +53,8 @@ def s2(
     """
     at_least_one(n_max, "n_max")
     degrees = [_degrees(examples, name, limit) for name, limit in ((lat, 90), (lon, 180))]
-    placed = np.flatnonzero(~np.isnan(degrees).any(0))
-    tree = cells.quadtree(cells.cells(*(values[placed] for values in degrees)), n_max)
-    found, which, counts = np.unique(tree, return_inverse=True, return_counts=True)
-    large = 100 * counts >= n_max
-    if not large.any():
-        raise ValueError(
-            f"no cell holds {n_max / 100:g} of the {len(placed)} examples with a place, a "
-            f"hundredth of n_max = {n_max}: choose a smaller n_max"
-        )
-    client = np.where(large, np.cumsum(large) - 1, NOBODY)
-    owner = np.full(len(examples), NOBODY)
-    owner[placed] = client[which]
-    names = tuple(cells.tokens(found[large]))
-    return replace(holdings(owner, len(names)), names=names)
+    names, owner = cells.clients(*degrees, n_max)
+    return replace(holdings(owner, len(names)), names=tuple(names))
 
 
 def column_of(examples: Examples, name: str) -> Array:  # [N]
@@ -113,13 +101,14 @@ def published(
     that the file does not name are at no client.
     """
     file = expanded(path)
-    rows = _rows(file)
+    rows = csv_table(file, HEADER, "set path to a csv or csv.gz")
     position = _positions(examples)
     labels = examples.labels.tolist()
-    users = sorted({user for _, user, _, _ in rows}, key=_rank)
+    users = sorted({row["user_id"] for _, row in rows}, key=rank)
     client = {user: number for number, user in enumerate(users)}
     owner = np.full(len(examples), NOBODY)
-    for line, user, image, label in rows:
+    for line, row in rows:
+        user, image, label = (row[name] for name in HEADER)
         place = position.get(image)
         if place is None:
             raise ValueError(
@@ -140,33 +129,8 @@ def published(
     return replace(holdings(owner, len(users)), names=tuple(users))
 
 
-def _rows(file: Path) -> list[tuple[int, str, str, str]]:
-    """The line number, user, image and class of each row."""
-    lines = csv_lines(file, "set path to a csv or csv.gz")
-    header = lines[0][1] if lines else []
-    for name in HEADER:
-        if name not in header:
-            said = shortened(printable(",".join(header))) or "nothing"
-            raise ValueError(f"{file}:1: no column {name!r} in {said}: it needs {','.join(HEADER)}")
-    columns = [header.index(name) for name in HEADER]
-    rows = []
-    for line, row in lines[1:]:
-        if len(row) != len(header):
-            raise ValueError(f"{file}:{line}: {len(row)} cells under {len(header)} columns: fix it")
-        user, image, label = (row[column] for column in columns)
-        rows.append((line, user, image, label))
-    if not rows:
-        raise ValueError(f"{file} has no rows: add one for each image")
-    return rows
-
-
 def _positions(examples: Examples) -> dict[str, int]:
     """The position of each image among the examples, by image name."""
     named = examples.columns.get("image_id")
     names = range(len(examples)) if named is None else named.tolist()
     return {str(name): place for place, name in enumerate(names)}
-
-
-def _rank(user: str) -> tuple[int, str]:
-    """A sort key: numbers first, in numeric order, then names in alphabetical order."""
-    return (int(user), "") if user.isdecimal() and len(user) < 19 else (2**63, user)
