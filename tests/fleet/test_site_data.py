@@ -132,7 +132,7 @@ def test_what_others_sent_to_a_site_is_one_line_of_its_terminal(fedlens, tmp_pat
 def test_a_site_may_have_the_empty_folder_of_a_class(tmp_path, terms):
     photos = write(tmp_path / "photos", ("yak",))
     empty(photos)
-    assert listed_by_class(photos)[1] == ["yak"]
+    assert listed_by_class(photos).classes == ["yak"]
     assert site_examples(photos, terms, tmp_path / "cache").labels.tolist() == [3, 3]
 
 

@@ -14,7 +14,7 @@ from fedlens.cli.arguments import Quiet, refuse_existing
 from fedlens.runs.progress import counted, shown
 
 if TYPE_CHECKING:
-    from fedlens.data.layouts import Part
+    from fedlens.data.pictures import Part
     from fedlens.data.survey import Survey
 
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
@@ -117,10 +117,8 @@ def _num_train(found: Survey) -> int:
     classes = sorted(found.classes)
     labels = [classes.index(one.label) for one in found.seen]
     sites = [one.site or "" for one in found.seen]
-    tests = sum(held_out([str(one.path) for one in found.seen], labels, TEST_SHARE, sites))
-    if not tests:
-        raise ValueError(f"{found.folder}: one image a class leaves none to test on: add images")
-    return len(found.seen) - tests
+    paths = [str(one.path) for one in found.seen]
+    return held_out(paths, labels, TEST_SHARE, sites, found.folder).count(False)
 
 
 def _told(found: Survey) -> list[str]:

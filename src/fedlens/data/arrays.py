@@ -65,12 +65,14 @@ def held_out(
     labels: Sequence[int],
     share: float,
     sites: Sequence[str] | None = None,
+    where: object = "the data set",
 ) -> list[bool]:
     """Which examples become test: a fixed `share` of each class, at least one and never all.
 
     The hash of the name decides, so that the choice is the same on every machine, and an image that
     is listed twice is on one side only. Each of the `sites` gives about the same share of a class.
     A site gives its last training image only if no other site has an image of the class to spare.
+    If no class has two images, this raises a ValueError, which says `where`.
     """
     if not 0 < share < 1:
         raise ValueError(f"test_share is {share}: choose a share between 0 and 1")
@@ -101,6 +103,8 @@ def held_out(
         for name in [*spare, *rest][:num_test]:
             for i in found[name]:
                 chosen[i] = True
+    if not any(chosen):
+        raise ValueError(f"{where}: one image a class leaves none to test on: add images")
     return chosen
 
 

@@ -14,8 +14,8 @@ from fedlens.config.options import did_you_mean
 from fedlens.core.federation import Dataset
 from fedlens.data.arrays import Column
 from fedlens.data.class_names import called, is_number, rank
-from fedlens.data.layouts import Part, part_named, refuse_strangers, with_tests
-from fedlens.data.pictures import MEGAPIXELS, TEST_SHARE, Found, Listed, OnError, dataset
+from fedlens.data.layouts import part_named, refuse_strangers, with_tests
+from fedlens.data.pictures import MEGAPIXELS, TEST_SHARE, Found, OnError, Part, dataset
 from fedlens.data.places import Source
 from fedlens.storage.reading import csv_table, is_file
 
@@ -78,15 +78,29 @@ def listed_in(file: Path, client: str | None = None) -> Found:
     texts = [row.cells["label"] for row in rows]
     classes = _classes(texts)
     number = {name: i for i, name in enumerate(classes)}
-    names = [row.cells["path"] for row in rows]
-    listed = Listed(names, [number[text] for text in texts], file.parent, _columns(rows))
-    if client is not None and client not in listed.columns:
-        known = sorted(listed.columns)
+    columns = _columns(rows)
+    if client is not None and client not in columns:
+        known = sorted(columns)
         hint = did_you_mean(client, known) if known else "add it, or choose another partition"
         raise ValueError(f"{file}:1: there is no column {client!r} to name clients: {hint}")
-    clients = client or ("client" if "client" in listed.columns else None)
+    parts, remark = _parts(file, rows)
+    return Found(
+        file.stem,
+        file.parent,
+        [row.cells["path"] for row in rows],
+        [number[text] for text in texts],
+        classes,
+        parts,
+        columns,
+        client or ("client" if "client" in columns else None),
+        remark,
+    )
+
+
+def _parts(file: Path, rows: Sequence[Row]) -> tuple[Sequence[Part], str | None]:
+    """The part of each row, and a remark for the user; without `split` all are to train on."""
     if "split" not in rows[0].cells:
-        return Found(file.stem, classes, listed, clients=clients)
+        return ["train"] * len(rows), None
     parts, remark = with_tests([_part(row) for row in rows], file)
     for what in ("train", "test"):
         if what not in parts:
@@ -95,11 +109,7 @@ def listed_in(file: Path, client: str | None = None) -> Found:
         (f"{row.where}: {row.cells['path']}", row.cells["label"], part)
         for row, part in zip(rows, parts, strict=True)
     )
-    train, test, validation = (
-        listed.take([part == what for part in parts]) for what in ("train", "test", "validation")
-    )
-    own = validation if validation.names else None
-    return Found(file.stem, classes, train, test, clients, own, remark)
+    return parts, remark
 
 
 def _rows(file: Path) -> list[Row]:

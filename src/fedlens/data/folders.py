@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,8 +13,7 @@ from fedlens.core.federation import Dataset
 from fedlens.data.class_names import called
 from fedlens.data.layouts import (
     ANNOTATIONS,
-    Laid,
-    Part,
+    Placed,
     folders_of,
     images,
     levels_of,
@@ -22,7 +22,7 @@ from fedlens.data.layouts import (
     stranger,
     without_images,
 )
-from fedlens.data.pictures import MEGAPIXELS, TEST_SHARE, Found, Listed, OnError, dataset
+from fedlens.data.pictures import MEGAPIXELS, TEST_SHARE, Found, OnError, dataset
 from fedlens.data.places import Source, put_in_place
 from fedlens.storage.reading import demand_text, reading
 
@@ -77,25 +77,18 @@ def laid_out(place: Path, layout: Layout | None) -> Found:
         elsewhere = is_of_site and called(entry.name) in classes
         if not beside and not elsewhere and entry.name not in listed_apart:
             raise ValueError(f"{place / entry} has no images: add some or remove the folder")
-    train, validation, test = (
-        _of_part(place, laid, classes, part) for part in ("train", "validation", "test")
-    )
-    assert train is not None
-    if listed_apart and test is None:
-        test = _annotated(place / listed_apart[0], classes)
+    placed = [*laid.placed]
+    has_tests = any(one.part == "test" for one in placed)
+    if listed_apart and not has_tests:
+        placed += _annotated(place, listed_apart[0])
     clients = "site" if laid.layout == "site/class" else None
-    name = place.resolve().name
-    return Found(name, classes, train, test, clients, validation, laid.remark)
-
-
-def _of_part(place: Path, laid: Laid, classes: Sequence[str], part: Part) -> Listed | None:
-    """The images of a part, sorted by class and name; images without a part are training images."""
-    some = [one for one in laid.placed if (one.part or "train") == part]
-    if not some:
-        return None
-    # Names are relative to an outermost part: `held_out` divides images by a hash of the name.
-    base = place / some[0].file.parts[0] if laid.part_level == 0 else place
-    return _sorted(base, [(place / one.file, one.label, one.site) for one in some], classes)
+    found = _found(place.resolve().name, place, placed, classes, clients, laid.remark)
+    if laid.part_level == 0 and not has_tests and not listed_apart:
+        # `held_out` divides images by a hash of the name, in which a folder train has no part.
+        outer = placed[0].file.parts[0]
+        names = [Path(name).relative_to(outer).as_posix() for name in found.names]
+        found = replace(found, base=place / outer, names=names)
+    return found
 
 
 def class_layout(place: Path, classes: Sequence[str]) -> Layout | None:
@@ -107,15 +100,14 @@ def class_layout(place: Path, classes: Sequence[str]) -> Layout | None:
     return "site/class" if inner else None
 
 
-def listed_by_class(place: Path) -> tuple[Listed, list[str]]:
-    """All images of a folder that has a folder for each class, and the classes with images."""
-    found = [(file, entry.name, None) for entry in folders_of(place) for file in images(entry)]
-    if not found:
+def listed_by_class(place: Path) -> Found:
+    """All images of a folder that has a folder for each class, with the classes with images."""
+    placed = _by_class(place)
+    if not placed:
         raise ValueError(
             f"{place} has no class folders with images: put each class's images into its own"
         )
-    classes = sorted({name for _, name, _ in found})
-    return _sorted(place, found, classes), classes
+    return _found(place.name, place, placed, sorted({one.label for one in placed}))
 
 
 def tiny_imagenet(
@@ -126,21 +118,21 @@ def tiny_imagenet(
     Its labelled `val` images are the test images. Fewer classes will do: those in `train`.
     """
     place, _ = put_in_place("tiny-imagenet", source)
-    wnids = sorted(entry.name for entry in folders_of(place / "train"))
+    wnids = [entry.name for entry in folders_of(place / "train")]
     if not wnids:
         raise ValueError(f"{place / 'train'} has no class folders: unpack the archive again")
-    train, with_images = listed_by_class(place / "train")
+    placed = [one._replace(file="train" / one.file) for one in _by_class(place / "train")]
+    with_images = {one.label for one in placed}
     for wnid in wnids:
         if wnid not in with_images:
             empty = place / "train" / wnid
             raise ValueError(f"{empty} has no images: add some or remove the folder")
-    test = _annotated(place / "val", wnids)
     with reading(place / "words.txt", "unpack the archive again"):
         lines = (place / "words.txt").read_text(encoding="utf-8").splitlines()
     words = dict(line.split("\t", 1) for line in lines if "\t" in line)
+    found = _found("tiny-imagenet", place, [*placed, *_annotated(place, "val")], wnids)
     classes = [words.get(wnid, wnid).partition(",")[0] for wnid in wnids]
-    found = Found("tiny-imagenet", classes, train, test)
-    return dataset(found, size, 3, on_error=on_error, watch=source.watch)
+    return dataset(replace(found, classes=classes), size, 3, on_error=on_error, watch=source.watch)
 
 
 def tiny_imagenet_contents(place: Path) -> str:
@@ -151,27 +143,42 @@ def tiny_imagenet_contents(place: Path) -> str:
     return f"{num_train:,} + {num_test:,} images, 64×64, {num_classes:,} classes"
 
 
-def _annotated(place: Path, classes: Sequence[str]) -> Listed:
-    """The images that the file ANNOTATIONS lists with their classes."""
-    with reading(place / ANNOTATIONS, "unpack the archive again"):
-        lines = (place / ANNOTATIONS).read_text(encoding="utf-8").splitlines()
-    rows = [line.split("\t") for line in lines if line.strip()]
-    if not rows or any(len(row) < 2 for row in rows):
-        raise ValueError(f"{place / ANNOTATIONS} is damaged: each line names a file and its class")
-    return _sorted(place, [(place / "images" / row[0], row[1], None) for row in rows], classes)
+def _by_class(place: Path) -> list[Placed]:
+    return [
+        Placed(file.relative_to(place), entry.name, None, None)
+        for entry in folders_of(place)
+        for file in images(entry)
+    ]
 
 
-def _sorted(
-    place: Path, found: Sequence[tuple[Path, str, str | None]], classes: Sequence[str]
-) -> Listed:
-    """Files with their classes and, if they have any, their sites, sorted by class and name."""
+def _annotated(place: Path, part: str) -> list[Placed]:
+    """The test images in a folder in `place`, whose file ANNOTATIONS lists them with classes."""
+    file = place / part / ANNOTATIONS
+    with reading(file, "unpack the archive again"):
+        lines = file.read_text(encoding="utf-8").splitlines()
+    cells = [line.split("\t") for line in lines if line.strip()]
+    if not cells or any(len(row) < 2 for row in cells):
+        raise ValueError(f"{file} is damaged: each line names a file and its class")
+    return [Placed(Path(part, "images", row[0]), row[1], None, "test") for row in cells]
+
+
+def _found(
+    name: str,
+    place: Path,
+    placed: Sequence[Placed],
+    classes: Sequence[str],
+    clients: str | None = None,
+    remark: str | None = None,
+) -> Found:
+    """These files, sorted by class and name; those without a part are to train on."""
     number = {name: i for i, name in enumerate(classes)}
-    for file, name, _ in found:
-        if name not in number:
-            raise stranger(file, name, classes, "test")
+    for one in placed:
+        if one.label not in number:
+            raise stranger(place / one.file, one.label, classes, "test")
     rows = sorted(
-        (number[name], file.relative_to(place).as_posix(), site or "") for file, name, site in found
+        (number[one.label], one.file.as_posix(), one.part or "train", one.site) for one in placed
     )
-    labels, names, sites = map(list, zip(*rows, strict=True))
+    labels, names, parts, sites = zip(*rows, strict=True)
     demand_text(names, f"{place}: the file name")
-    return Listed(names, labels, place, {"site": np.array(sites)} if any(sites) else {})
+    columns = {"site": np.array(sites)} if any(sites) else {}
+    return Found(name, place, names, labels, classes, parts, columns, clients, remark)

@@ -15,7 +15,7 @@ from fedlens.core.federation import Dataset, Examples
 from fedlens.data import numpy_files
 from fedlens.data.arrays import Column, demand_labels, examples, held_out, mean_and_std
 from fedlens.data.pictures import decode, refuse
-from fedlens.data.places import DRAWINGS, LEAF, Counted, Source, counting_from, put_in_place
+from fedlens.data.places import DRAWINGS, LEAF, Counted, Source, put_in_place
 from fedlens.storage.reading import demand_fields, demand_text, reading
 
 SIDE = 28
@@ -46,7 +46,7 @@ def omniglot(source: Source, *, test_share: float = 0.2) -> Dataset:
     people = np.array([f"{a}/{d + 1:02d}" for a, d in zip(alphabet, drawer, strict=True)])
     columns = {"drawer": people, "alphabet": alphabet}
     ids = [f"{label}/{person}" for label, person in zip(labels.tolist(), people, strict=True)]
-    test = np.array(held_out(ids, labels.tolist(), test_share))
+    test = np.array(held_out(ids, labels.tolist(), test_share, None, place))
     train_part, test_part = (
         examples(pixels[part], labels[part], {k: c[part] for k, c in columns.items()})
         for part in (~test, test)
@@ -70,7 +70,7 @@ def _drawn(place: Path, watch: Counted | None) -> Drawings:
             raise ValueError(f"{file} does not end with the number of its drawer: take it out")
         drawers.append(int(number) - 1)
     characters = {folder: i for i, folder in enumerate(dict.fromkeys(f.parent for f in files))}
-    pixels, broken = decode(files, (SIDE, SIDE), 1, SIDE, counting_from(watch, 0, len(files)))
+    pixels, broken = decode(files, (SIDE, SIDE), 1, SIDE, watch)
     refuse(broken)
     return (
         255 - pixels[..., 0],  # inverted: published as ink on white

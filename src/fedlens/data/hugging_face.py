@@ -15,9 +15,9 @@ import numpy as np
 from fedlens.config.options import did_you_mean
 from fedlens.core.federation import Dataset
 from fedlens.data.arrays import Column
-from fedlens.data.layouts import SPELLINGS, Part, part_named, with_tests
+from fedlens.data.layouts import SPELLINGS, part_named, with_tests
 from fedlens.data.map_style import examples_of, of_examples
-from fedlens.data.pictures import open_image
+from fedlens.data.pictures import Part, open_image
 from fedlens.data.places import Source, counting_from
 from fedlens.storage.reading import reading
 

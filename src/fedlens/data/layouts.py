@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from fedlens.data.class_names import called
-from fedlens.data.pictures import ENDINGS
+from fedlens.data.pictures import ENDINGS, Part
 from fedlens.storage.reading import demand_text
 
-Part = Literal["train", "validation", "test"]
 Reading = Literal["class", "site/class", "class/site"]
 """What the folder levels mean, the outermost first; folders of parts are not counted."""
 

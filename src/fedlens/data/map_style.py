@@ -79,9 +79,8 @@ def of_examples(
     else:
         rows, clients = map(str, range(len(train))), train.columns.get(client or "client")
         sites = None if clients is None else clients.tolist()
-        chosen = torch.tensor(held_out([*rows], train.labels.tolist(), test_share, sites))
-        if not chosen.any():
-            raise ValueError(f"{name}: one image a class leaves none to test on: add images")
+        labels = train.labels.tolist()
+        chosen = torch.tensor(held_out([*rows], labels, test_share, sites, name))
         train, test = _chosen(train, ~chosen), _chosen(train, chosen)
     if train.images.is_floating_point():
         return Dataset(name, train, test, names, validation=parts.get("validation"))

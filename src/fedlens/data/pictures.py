@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Condition
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import numpy as np
 
-from fedlens.core.federation import Dataset, Examples, LeftOut
+from fedlens.core.federation import Dataset, LeftOut
 from fedlens.data.arrays import Column, Pixels, examples, held_out, mean_and_std
 from fedlens.data.class_names import one_class_twice
-from fedlens.data.places import Counted, counting_from
+from fedlens.data.places import Counted
 from fedlens.storage import free_memory as memory
 from fedlens.storage.reading import reason
 
@@ -31,6 +31,9 @@ ENDINGS = frozenset(  # what Pillow reads on every platform
 
 
 logger = logging.getLogger(__name__)
+
+Part = Literal["train", "test", "validation"]
+PARTS: tuple[Part, ...] = ("train", "test", "validation")
 
 OnError = Literal["stop", "skip"]
 """How to treat image files that cannot be decoded: an error names all, or they are left out."""
@@ -51,43 +54,42 @@ class Undecodable(ValueError):
 
 
 @dataclass(frozen=True)
-class Listed:
-    """The image files of one part with their labels, in order."""
-
-    names: Sequence[str]  # as the user wrote them, relative to `base`
-    labels: Sequence[int]
-    base: Path
-    columns: Mapping[str, Column] = field(default_factory=dict)
-
-    def take(self, chosen: Sequence[bool]) -> Listed:
-        index = [i for i, yes in enumerate(chosen) if yes]
-        return Listed(
-            [self.names[i] for i in index],
-            [self.labels[i] for i in index],
-            self.base,
-            {name: column[index] for name, column in self.columns.items()},
-        )
-
-    def divided(self, share: float, by: str | None) -> tuple[Listed, Listed]:
-        """Train and test: a fixed share of each class, and of each site in the column `by`."""
-        sites = None if by is None else self.columns[by].tolist()
-        chosen = held_out(self.names, self.labels, share, sites)
-        if not any(chosen):
-            raise ValueError(f"{self.base}: one image a class leaves none to test on: add images")
-        return self.take([not test for test in chosen]), self.take(chosen)
-
-
-@dataclass(frozen=True)
 class Found:
     """The image files of a data set, found in folders or listed in a file."""
 
     name: str
+    base: Path
+    names: Sequence[str]  # [N] as the user wrote them, relative to `base`
+    labels: Sequence[int]  # [N]
     classes: Sequence[str]
-    train: Listed
-    test: Listed | None = None  # None: test images are not marked
+    parts: Sequence[Part]  # [N]; all are "train" if test images are not marked
+    columns: Mapping[str, Column] = field(default_factory=dict)  # [N]
     clients: str | None = None  # the column that names the client of each image
-    validation: Listed | None = None
     remark: str | None = None  # a message for the user
+
+    @property
+    def files(self) -> list[Path]:
+        return [self.base / name for name in self.names]
+
+    def take(self, index: Sequence[int]) -> Found:
+        return replace(
+            self,
+            names=[self.names[i] for i in index],
+            labels=[self.labels[i] for i in index],
+            parts=[self.parts[i] for i in index],
+            columns={name: column[index] for name, column in self.columns.items()},
+        )
+
+    def of(self, part: Part) -> Found:
+        return self.take([i for i, own in enumerate(self.parts) if own == part])
+
+    def divided(self, share: float) -> Found:
+        """With test images: a fixed share of each class, and of each client, if none are marked."""
+        if "test" in self.parts:
+            return self
+        clients = None if self.clients is None else self.columns[self.clients].tolist()
+        tests = held_out(self.names, self.labels, share, clients, self.base)
+        return replace(self, parts=["test" if test else "train" for test in tests])
 
 
 def dataset(
@@ -105,59 +107,47 @@ def dataset(
     """
     if size is not None and size < 1:
         raise ValueError(f"size is {size}: choose a number of pixels, such as 32")
-    train, test = found.train, found.test
-    if test is None:
-        train, test = train.divided(test_share, found.clients)
-    listed = [part for part in (train, test, found.validation) if part is not None]
-    parts = [[part.base / name for name in part.names] for part in listed]
-    shape = (size, size) if size else _first_shape(parts[0], channels, megapixels)
-    total, before = sum(map(len, parts)), 0
-    decoded = []
-    for paths in parts:
-        tell = counting_from(watch, before, total)
-        decoded.append(decode(paths, shape, channels, size, tell, megapixels))
-        before += len(paths)
-    broken = [one for _, some in decoded for one in some]
+    found = found.divided(test_share)
+    there = [part for part in PARTS if part in found.parts]
+    found = found.take(sorted(range(len(found.parts)), key=lambda i: there.index(found.parts[i])))
+    files = found.files
+    shape = (size, size) if size else _first_shape(files, channels, megapixels)
+    pixels, broken = decode(files, shape, channels, size, watch, megapixels)
     if on_error == "stop":
         refuse(broken, f'{REMEDY}, or let them be left out with on_error = "skip"')
-    made = [
-        _without(part, pixels, some) for part, (pixels, some) in zip(listed, decoded, strict=True)
-    ]
-    for part, what in zip(made, ("training", "test", "validation"), strict=False):
-        if not len(part):
-            refuse(broken, f"no {what} image is left")
-    mean, std = mean_and_std(made[0].images)
-    left_out = tuple(LeftOut(str(one.path), one.why) for one in broken)
+    if broken:
+        lost = {one.path for one in broken}
+        sound = [i for i, file in enumerate(files) if file not in lost]
+        found, pixels = found.take(sound), pixels[sound]
+    made, first = {}, 0
+    for part in there:
+        some = found.of(part)
+        if not some.names:
+            refuse(broken, f"no {'training' if part == 'train' else part} image is left")
+        labels, end = np.asarray(some.labels, np.int64), first + len(some.names)
+        made[part] = examples(pixels[first:end], labels, some.columns)
+        first = end
     for line in one_class_twice(found.classes):
         logger.warning("%s: %s", found.name, line)
     if found.remark is not None:
         logger.warning("%s", found.remark)
     return Dataset(
         found.name,
-        made[0],
-        made[1],
+        made["train"],
+        made["test"],
         tuple(found.classes),
-        mean,
-        std,
-        left_out,
-        validation=made[2] if found.validation is not None else None,
+        *mean_and_std(made["train"].images),
+        tuple(LeftOut(str(one.path), one.why) for one in broken),
+        validation=made.get("validation"),
     )
 
 
-def _first_shape(paths: Sequence[Path], channels: int, megapixels: float) -> tuple[int, ...]:
+def _first_shape(files: Sequence[Path], channels: int, megapixels: float) -> tuple[int, ...]:
     """The height and width of the first image that can be decoded."""
-    for path in paths:
+    for file in files:
         with suppress(Undecodable):
-            return read(path, channels, megapixels=megapixels).shape[:2]
+            return read(file, channels, megapixels=megapixels).shape[:2]
     return (1, 1)  # no image can be decoded, which the caller reports
-
-
-def _without(part: Listed, pixels: Pixels, broken: Sequence[Undecodable]) -> Examples:
-    if broken:
-        lost = {one.path for one in broken}
-        sound = [part.base / name not in lost for name in part.names]
-        part, pixels = part.take(sound), pixels[np.array(sound)]
-    return examples(pixels, np.asarray(part.labels, np.int64), part.columns)
 
 
 def refuse(broken: Sequence[Undecodable], remedy: str = REMEDY) -> None:
@@ -175,13 +165,13 @@ def decode(
     shape: tuple[int, ...],
     channels: int,
     size: int | None,
-    tell: Callable[[int], None] | None = None,
+    watch: Counted | None = None,
     megapixels: float = MEGAPIXELS,
 ) -> tuple[Pixels, list[Undecodable]]:
     """The pixels [N, H, W, channels] of image files, each resized to `size` if that is given.
 
-    Also returns the files that cannot be decoded, whose pixels are undefined. `tell` is called with
-    the number of files done.
+    Also returns the files that cannot be decoded, whose pixels are undefined. `watch` is called
+    with the number of files done and their total.
     """
     needed = len(paths) * math.prod(shape) * channels
     what = f"a set of {len(paths):,} images"
@@ -207,8 +197,8 @@ def decode(
         for done, error in enumerate(pool.map(fill, range(len(paths))), 1):
             if error is not None:
                 broken.append(error)
-            if tell is not None:
-                tell(done)
+            if watch is not None:
+                watch(done, len(paths))
     return pixels, broken
 
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from fedlens.data.layouts import (
     ANNOTATIONS,
     Laid,
-    Part,
     Placed,
     Reading,
     files_below,
@@ -24,7 +23,7 @@ from fedlens.data.layouts import (
     refuse_strangers,
     without_images,
 )
-from fedlens.data.pictures import MEGAPIXELS, glance
+from fedlens.data.pictures import MEGAPIXELS, Part, glance
 from fedlens.data.places import Counted
 
 SIDES = (28, 32, 64, 96, 128, 224)  # sizes that images are resized to, in pixels

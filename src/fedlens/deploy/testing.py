@@ -14,7 +14,7 @@ from torch import Tensor
 from fedlens.config.options import Named, did_you_mean
 from fedlens.data.csv_files import listed_in
 from fedlens.data.folders import class_layout, laid_out
-from fedlens.data.pictures import TEST_SHARE, Found, Listed, Undecodable, refuse
+from fedlens.data.pictures import TEST_SHARE, Found, Undecodable, refuse
 from fedlens.deploy.classifier import BATCH, Classifier
 from fedlens.evaluation.intervals import wilson
 from fedlens.evaluation.metrics import Tally, metrics
@@ -36,7 +36,7 @@ def tested_on(
     the number of images that are done, and their total.
     """
     found = _found(place, classifier.classes)
-    listed = found.train if found.test is None else found.test
+    found = found.of("test") if "test" in found.parts else found
     number = {name: label for label, name in enumerate(classifier.classes)}
     for name in found.classes:
         if name not in number:
@@ -44,8 +44,8 @@ def tested_on(
             raise ValueError(
                 f"{place} has the class {name!r}, which the model does not have: {hint}"
             )
-    labels = torch.tensor([number[found.classes[label]] for label in listed.labels])
-    paths = _paths(listed)
+    labels = torch.tensor([number[found.classes[label]] for label in found.labels])
+    paths = found.files
     logits = _logits(classifier, paths, watch)
     tally = Tally.of(logits, labels, len(number))
     correct = logits.argmax(1) == labels
@@ -55,7 +55,7 @@ def tested_on(
         about |= {"trained_on": _share(correct[seen]), "new": _share(correct[~seen])}
     about["by_class"] = {name: _share(correct[labels == k]) for name, k in number.items()}
     if found.clients is not None:
-        whose = listed.columns[found.clients]
+        whose = found.columns[found.clients]
         about["by_client"] = {
             str(name): _share(correct[torch.from_numpy(whose == name)]) for name in np.unique(whose)
         }
@@ -68,7 +68,8 @@ def copies_in_test(run: Path, num_tested: int) -> int | None:
     None if that is unknown: the run had no image files, or there are not `num_tested` any more.
     """
     try:
-        train, test = map(_paths, _train_and_test(run))
+        found = _divided(run)
+        train, test = found.of("train").files, found.of("test").files
         return sum(_in_both(test, train)) if len(test) == num_tested else None
     except (ValueError, OSError):
         return None
@@ -76,11 +77,11 @@ def copies_in_test(run: Path, num_tested: int) -> int | None:
 
 def training_files(run: Path) -> list[Path]:
     """The image files that a run trained on. If they are unknown, a ValueError says why."""
-    train, _ = _train_and_test(run)
-    return _paths(train)
+    return _divided(run).of("train").files
 
 
-def _train_and_test(run: Path) -> tuple[Listed, Listed]:
+def _divided(run: Path) -> Found:
+    """The image files of a run, with those that it was tested on."""
     given = Named.of(read_experiment(run).get("dataset"), "dataset")
     if given.name not in ("csv", "folder"):
         raise ValueError(f"it was given {given.name}, and no image files")
@@ -90,13 +91,7 @@ def _train_and_test(run: Path) -> tuple[Listed, Listed]:
         found = listed_in(place, options.get("client"))
     else:
         found = laid_out(place, options.get("layout"))
-    if found.test is not None:
-        return found.train, found.test
-    return found.train.divided(options.get("test_share", TEST_SHARE), found.clients)
-
-
-def _paths(listed: Listed) -> list[Path]:
-    return [listed.base / name for name in listed.names]
+    return found.divided(options.get("test_share", TEST_SHARE))
 
 
 def _in_both(paths: Sequence[Path], others: Sequence[Path]) -> list[bool]:

@@ -63,8 +63,8 @@ def identity(data: Path) -> str:
     if not data.exists():
         raise ValueError(f"{data} does not exist: set --data to the site's examples")
     if data.is_dir():
-        listed, _ = listed_by_class(data)
-        content = [[name, (listed.base / name).stat().st_size] for name in listed.names]
+        listed = listed_by_class(data)
+        content = [[name, (data / name).stat().st_size] for name in listed.names]
     elif not is_zipfile(data):
         raise ValueError(f"{data} is not a folder or .npz file: set --data to the site's examples")
     else:
@@ -85,12 +85,11 @@ def write_site(path: Path, held: Examples, classes: Sequence[str]) -> None:
 def _read(data: Path, terms: Terms) -> tuple[Pixels, Column]:
     channels, height, width = terms.shape
     if data.is_dir():
-        listed, classes = listed_by_class(data)
+        listed = listed_by_class(data)
         size = height if height == width else None
-        paths = [listed.base / name for name in listed.names]
-        pixels, broken = decode(paths, (height, width), channels, size)
+        pixels, broken = decode(listed.files, (height, width), channels, size)
         refuse(broken)
-        own = np.asarray(listed.labels)
+        classes, own = [*listed.classes], np.asarray(listed.labels)
     else:
         try:
             with data.open("rb") as file:

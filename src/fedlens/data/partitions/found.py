@@ -53,7 +53,7 @@ def s2(
     """
     at_least_one(n_max, "n_max")
     degrees = [_degrees(examples, name, limit) for name, limit in ((lat, 90), (lon, 180))]
-    names, owner = cells.clients(*degrees, n_max)
+    names, owner = cells.clients(degrees[0], degrees[1], n_max)
     return replace(holdings(owner, len(names)), names=tuple(names))
 
 
