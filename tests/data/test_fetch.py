@@ -11,9 +11,10 @@ import pytest
 
 from fedlens.cli.data import data_check
 from fedlens.data import DATASETS, Source, published
-from fedlens.data.fetch import Unreachable, check, get, get_from, here, listing, remedy_for
+from fedlens.data.fetch import check, get, get_from, here, listing, remedy_for
 from fedlens.data.places import cache
 from fedlens.data.published import CIFAR100, FASHION_MNIST, PUBLISHED, Download, Form, Published
+from fedlens.storage.download import Unreachable
 from tests.data.published_files import write_cifar100, write_idx_set
 
 IMAGES = "train-images-idx3-ubyte.gz"

@@ -16,6 +16,7 @@ import fedlens as fl
 from fedlens.models import MODELS, weights
 from fedlens.models.weights import load_weights
 from fedlens.setup import build
+from fedlens.storage import download
 
 
 def model(num_classes=4, seed=0, **options):
@@ -181,7 +182,7 @@ def test_what_an_address_gives_is_kept_only_if_it_is_whole_and_right(tmp_path, s
     line = refusal(module, f"{home}/page.pth")
     assert line.startswith(f"{home}/page.pth cannot be read (") and "cache" not in line
     assert "(the connection was cut)" in refusal(module, f"{home}/weights.pth?cut")
-    assert "cannot be fetched (Not Found): try again" in refusal(module, f"{home}/none.pth")
+    assert "cannot be fetched (404 Not Found): try again" in refusal(module, f"{home}/none.pth")
     assert list((tmp_path / "cache" / "fedlens" / "weights").iterdir()) == []
     assert "cannot be fetched" in refusal(module, "http://127.0.0.1:1/weights.pth")
 
@@ -231,7 +232,7 @@ def test_an_address_that_never_ends_is_given_up(tmp_path, monkeypatch):
         try:
             with pytest.raises(ValueError, match="1 MB"):
                 load_weights(module, f"{home}/endless.pth")
-            monkeypatch.setattr(weights, "TIMEOUT", 0.3)  # on a busy machine it is silence
+            monkeypatch.setattr(download, "TIMEOUT", 0.3)  # on a busy machine it is silence
             with pytest.raises(ValueError, match=r"less than 1000 bytes a second|timed out"):
                 load_weights(module, f"{home}/drip.pth")
         finally:

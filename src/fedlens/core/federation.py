@@ -355,32 +355,26 @@ class Federation:
 
     def num_examples(self, round: int) -> int:
         """How many examples clients hold in this round; one that two clients hold counts twice."""
+        return int(self.offsets(round)[-1])
+
+    def everyone(self, round: int, most: int | None = None) -> Holdings:
+        """What all clients hold in this round; of a drawn split, only the first `most` clients."""
         if isinstance(self.split, Fixed):
-            return len(self.split.everyone.index)
-        return int(self.sizes(round).sum())
+            return self.split.everyone
+        count = self.num_clients if most is None else min(self.num_clients, most)
+        return self.split.holdings(round, torch.arange(count))
 
     def described(self) -> Holdings:
-        """The holdings that a run describes: those of all clients if the split is listed.
-
-        If it is drawn, those of the first MOST_DESCRIBED clients in the first round.
-        """
-        if isinstance(self.split, Fixed):
-            return self.split.everyone
-        return self.split.holdings(0, torch.arange(min(self.num_clients, MOST_DESCRIBED)))
-
-    def everyone(self, round: int) -> Holdings:
-        """What all clients hold in this round."""
-        if isinstance(self.split, Fixed):
-            return self.split.everyone
-        return self.split.holdings(round, torch.arange(self.num_clients))
+        """The holdings that a run describes, in the first round."""
+        return self.everyone(0, MOST_DESCRIBED)
 
     def parts(self, round: int) -> Iterator[Holdings]:
         """The same in parts of AT_ONCE clients; a listed split is one part."""
         if isinstance(self.split, Fixed):
             yield self.split.everyone
-            return
-        for some in torch.split(torch.arange(self.num_clients), AT_ONCE):
-            yield self.split.holdings(round, some)
+        else:
+            for some in torch.split(torch.arange(self.num_clients), AT_ONCE):
+                yield self.split.holdings(round, some)
 
     def shortened(self, most: int, most_of_odd: int | None = None) -> Federation:
         """The same clients with only their first few examples, for trials and timings."""

@@ -36,23 +36,15 @@ def with_tensors(value: Any, tensors: Iterable[Tensor]) -> Any:
 
 def tensors_in(value: Any) -> list[Tensor]:
     """The tensors that `map_tensors` visits, in its order."""
-    found: list[Tensor] = []
-    _find(value, found)
-    return found
-
-
-def _find(value: Any, found: list[Tensor]) -> None:
     if isinstance(value, Tensor):
-        found.append(value)
-    elif isinstance(value, dict):
-        for part in value.values():
-            _find(part, found)
+        return [value]
+    if isinstance(value, dict):
+        parts = [*value.values()]
     elif isinstance(value, (tuple, list)):
-        for part in value:
-            _find(part, found)
-    elif hasattr(value, "__dataclass_fields__"):
-        for name in value.__dataclass_fields__:
-            _find(getattr(value, name), found)
+        parts = [*value]
+    else:
+        parts = [getattr(value, name) for name in getattr(value, "__dataclass_fields__", ())]
+    return [tensor for part in parts for tensor in tensors_in(part)]
 
 
 def copy_tensors(source: Any, target: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,11 @@ def emd(label_counts: ArrayLike) -> float:  # [K, L]
     0 if all clients have the same class shares, 2 (1 - 1/L) if each has one of L equal classes.
     """
     counts = np.asarray(label_counts)
-    everyone, total = counts.sum(0), 0.0
-    for first in range(0, len(counts), BLOCK):
-        some = counts[first : first + BLOCK]
-        total += float(some.sum(1) @ emd_per_client(some, everyone))
+    blocks = (counts[first : first + BLOCK] for first in range(0, len(counts), BLOCK))
+    return emd_of_blocks(blocks, counts.sum(0))
+
+
+def emd_of_blocks(blocks: Iterable[Array], everyone: Array) -> float:
+    """The same from the counts of some clients at a time, and of all together [L]."""
+    total = sum(float(some.sum(1) @ emd_per_client(some, everyone)) for some in blocks)
     return total / max(float(everyone.sum()), 1)

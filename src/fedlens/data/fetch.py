@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import http.client
 import os
 import shutil
 import tarfile
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,25 +17,16 @@ from fedlens.config.options import did_you_mean
 from fedlens.data import mini, store
 from fedlens.data.curation import SETS
 from fedlens.data.folders import tiny_imagenet_contents
-from fedlens.data.places import PLACED, Source, put_in_place, roots, to_be_placed
-from fedlens.data.published import PUBLISHED, Download, Form, Published, find, not_found
+from fedlens.data.places import PLACED, Source, not_here, put_in_place, roots, to_be_placed
+from fedlens.data.published import PUBLISHED, Download, Form, Published, find, remedy
+from fedlens.storage.download import Cut, Unreachable, receive
 from fedlens.storage.locks import try_lock
-from fedlens.storage.reading import BadFile, reading
+from fedlens.storage.reading import BadFile, digest_of, reading
 
-CHUNK = 1 << 16
 ATTEMPTS = 4  # consecutive attempts without progress
-TIMEOUT = 30.0  # seconds without data
 
 Progress = Callable[[int, int | None], None]
 """A progress callback, called with the bytes received so far and the total."""
-
-
-class Unreachable(ConnectionError):
-    """An address does not provide the file; the message says why."""
-
-
-class Cut(Exception):
-    """A connection ended too early; the message says why. A new connection may resume."""
 
 
 class Row(NamedTuple):
@@ -117,39 +104,35 @@ def check(name: str, source: Source) -> list[tuple[str, str]]:
     A file without a published checksum is "readable" at best.
     """
     if name == mini.NAME:
-        try:
-            mini.content()
-        except ValueError:
-            return [(f"{name}.npz", "damaged")]
-        return [(f"{name}.npz", "ok")]
+        return [(f"{name}.npz", _state(mini.content, "ok"))]
     if name in PLACED:
         folder, form = put_in_place(name, source)
-        files = sorted(file for pattern in form for file in folder.glob(pattern))
-        try:
-            DATASETS[name](source)
-        except ValueError:
-            return [(str(file), "damaged") for file in files]
-        return [(str(file), "readable") for file in files]
+        state = _state(lambda: DATASETS[name](source), "readable")
+        return [(str(file), state) for pattern in form for file in sorted(folder.glob(pattern))]
     if name in SETS:
         places = _prepared(name, source)
         if not places:
-            looked = ", ".join(str(root) for root in roots(source))
-            raise ValueError(f"{name} is not in {looked}: {remedy_for(name)}")
+            raise not_here(name, source, remedy_for(name))
         return [(str(place), store.state(place)) for place in places]
     entry = published(name)
     found = find(entry, roots(source))
     if found is None:
-        raise not_found(entry, source)
+        raise not_here(name, source, remedy(name))
     damaged = _damaged(found.form, found.folder)
+    states = {
+        **{file: "ok" if md5 else "readable" for file, md5 in found.form.files.items()},
+        **{file.name: "damaged" for file in damaged},
+        **dict.fromkeys(found.missing, "missing"),
+    }
+    return [(str(found.folder / file), state) for file, state in states.items()]
 
-    def state(file: str, md5: str | None) -> str:
-        if file in found.missing:
-            return "missing"
-        if found.folder / file in damaged:
-            return "damaged"
-        return "ok" if md5 else "readable"
 
-    return [(str(found.folder / file), state(file, md5)) for file, md5 in found.form.files.items()]
+def _state(load: Callable[[], object], good: str) -> str:
+    try:
+        load()
+    except ValueError:
+        return "damaged"
+    return good
 
 
 def listing(source: Source) -> list[Row]:
@@ -328,10 +311,7 @@ def _to_oneself(part: Path) -> Iterator[None]:
 
 def md5_of(path: Path) -> str | None:
     """The md5 sum of a file, or None if there is no file."""
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "md5").hexdigest()
+    return digest_of(path, "md5") if path.is_file() else None
 
 
 def _fill(part: Path, url: str, size: int, report: Callable[[int], None], wait: float) -> None:
@@ -352,47 +332,14 @@ def _fill(part: Path, url: str, size: int, report: Callable[[int], None], wait: 
 
 def _receive(part: Path, url: str, size: int, report: Callable[[int], None]) -> None:
     """Receive the rest of `part` over one connection; all of it if the server ignores ranges."""
-    done = _size(part)
-    request = urllib.request.Request(url, headers={"User-Agent": "fedlens"})
-    if done:
-        request.add_header("Range", f"bytes={done}-")
-    with _opened(request, part) as response:
-        resumed = response.status == http.HTTPStatus.PARTIAL_CONTENT
-        done = done if resumed else 0
-        length = response.headers.get("Content-Length", "")
-        end = done + int(length) if length.isdecimal() else size
-        with part.open("ab" if resumed else "wb") as file:
-            # One byte more than expected is enough to detect a wrong file.
-            while done <= size and (chunk := _chunk(response, min(CHUNK, size + 1 - done))):
-                file.write(chunk)
-                done += len(chunk)
-                report(min(done, size))
-    if done < end and done <= size:
-        raise Cut("the connection was cut")
-
-
-def _opened(request: urllib.request.Request, part: Path) -> http.client.HTTPResponse:
-    try:
-        response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT)
-        return response
-    except urllib.error.HTTPError as error:
-        error.close()
-        why = f"{error.code} {error.reason}"
-        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            part.write_bytes(b"")
-            raise Cut(why) from error
-        if error.code >= http.HTTPStatus.INTERNAL_SERVER_ERROR:
-            raise Cut(why) from error
-        raise Unreachable(why) from error
-    except (OSError, http.client.HTTPException) as error:
-        raise Cut(str(getattr(error, "reason", error)) or type(error).__name__) from error
-
-
-def _chunk(response: http.client.HTTPResponse, size: int) -> bytes:
-    try:
-        return response.read(size)
-    except (OSError, http.client.HTTPException) as error:
-        raise Cut(str(error) or type(error).__name__) from error
+    done, chunks = receive(url, _size(part), size)
+    with part.open("ab" if done else "wb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+            done += len(chunk)
+            report(min(done, size))
+            if done > size:  # a wrong file
+                return
 
 
 def _size(path: Path) -> int:

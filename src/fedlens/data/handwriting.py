@@ -83,7 +83,7 @@ def _drawn(place: Path, watch: Counted | None) -> Drawings:
 def _packed(file: Path) -> Drawings:
     """Omniglot from an npz file."""
     needed = ("x_bits", "y", "alphabet", "drawer", "alphabet_names")
-    bits, labels, alphabet, drawer, names = _needed(_read(file), needed, file)
+    bits, labels, alphabet, drawer, names = _needed(numpy_files.load(file), needed, file)
     if names.ndim != 1:
         raise ValueError(f"{file}: alphabet_names is {list(names.shape)}: expected a list of names")
     num = len(bits) if bits.ndim else 0
@@ -122,11 +122,6 @@ def _only(place: Path, pattern: str) -> Path:
     return files[0]
 
 
-def _read(file: Path) -> dict[str, Column]:
-    with reading(file), file.open("rb") as opened:
-        return numpy_files.read(opened, str(file))
-
-
 def _needed(arrays: dict[str, Column], names: Sequence[str], file: Path) -> list[Column]:
     for name in names:
         if name not in arrays or not arrays[name].ndim:
@@ -145,7 +140,7 @@ def _whole_numbers(column: Column, length: int, where: str, bound: int | None) -
 
 def _arrays(file: Path) -> tuple[Examples, Examples]:
     """FEMNIST from an npz file, which has the numbers of the writers and their names."""
-    arrays = _read(file)
+    arrays = numpy_files.load(file)
     writers, *_ = _needed(arrays, ("writers", "writer_train", "writer_test"), file)
     parts = []
     for name in ("train", "test"):

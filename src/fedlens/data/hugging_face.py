@@ -16,9 +16,9 @@ from fedlens.config.options import did_you_mean
 from fedlens.core.federation import Dataset
 from fedlens.data.arrays import Column
 from fedlens.data.layouts import SPELLINGS, part_named, with_tests
-from fedlens.data.map_style import examples_of, of_examples
+from fedlens.data.map_style import dataset_of
 from fedlens.data.pictures import Part, open_image
-from fedlens.data.places import Source, counting_from
+from fedlens.data.places import Source
 from fedlens.storage.reading import reading
 
 logger = logging.getLogger(__name__)
@@ -71,18 +71,21 @@ def hugging_face(
             for part, split in chosen.items()
         }
     classes, labels = _numbered(texts, getattr(features[label], "names", None), place, label)
-    before, total = 0, sum(map(len, labels.values()))
-    parts = {}
-    for part in chosen:
-        rows, tell = (
-            Rows(images[part], image, labels[part]),
-            counting_from(source.watch, before, total),
-        )
-        parts[part] = examples_of(rows, f"{place}, {part}", size, channels, columns[part], tell)
-        before += len(rows)
+    parts = {part: Rows(images[part], image, labels[part]) for part in chosen}
     if remark is not None:
         logger.warning("%s", remark)
-    return of_examples(place.resolve().name, parts, classes, test_share, client)
+    return dataset_of(
+        place.resolve().name,
+        parts,
+        classes,
+        size,
+        channels,
+        test_share,
+        source.watch,
+        columns,
+        client,
+        f"{place}, ",
+    )
 
 
 def names_clients(folder: Path) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,7 +15,7 @@ from torch import Tensor
 from fedlens.core.federation import Dataset, Examples
 from fedlens.data.arrays import Column, demand_labels, held_out, mean_and_std
 from fedlens.data.pictures import pixels_of
-from fedlens.data.places import Counted, counting_from
+from fedlens.data.places import Counted
 from fedlens.storage import free_memory as memory
 from fedlens.storage.reading import reason
 
@@ -50,56 +52,57 @@ def map_style(
     """
     called = name or type(train).__name__
     parts = {"train": train} if test is None else {"train": train, "test": test}
-    before, total = 0, sum(map(len, parts.values()))
-    read = {}
-    for part, items in parts.items():
-        tell = counting_from(watch, before, total)
-        read[part] = examples_of(items, part, size, channels, tell=tell)
-        before += len(items)
-    return of_examples(called, read, getattr(train, "classes", None), test_share)
+    classes = getattr(train, "classes", None)
+    return dataset_of(called, parts, classes, size, channels, test_share, watch)
 
 
-def of_examples(
+def dataset_of(
     name: str,
-    parts: Mapping[str, Examples],
+    parts: Mapping[str, MapStyle],
     classes: Sequence[str] | None,
+    size: int | None,
+    channels: int | None,
     test_share: float,
+    watch: Counted | None,
+    columns: Mapping[str, Mapping[str, Column]] | None = None,
     client: str | None = None,
+    place: str = "",
 ) -> Dataset:
     """The data set of `parts`: train, test, validation. Without test, train gives a share of it.
 
     This share is taken of each class, evenly over the clients in the column that `client` names
-    ("client" if it is None), if there is such a column.
+    ("client" if it is None), if there is such a column. Error messages name a part after `place`.
     """
-    num_classes = 1 + max(int(part.labels.max()) for part in parts.values())
+    done, total = itertools.count(1), sum(map(len, parts.values()))
+
+    def tell() -> None:
+        if watch is not None:
+            watch(next(done), total)
+
+    read = {}
+    for part, items in parts.items():
+        own = {} if columns is None else columns[part]
+        read[part] = replace(_examples(items, place + part, size, channels, tell), columns=own)
+    num_classes = 1 + max(int(part.labels.max()) for part in read.values())
     names = tuple(map(str, range(num_classes) if classes is None else classes))
-    train = parts["train"]
-    if "test" in parts:
-        test = parts["test"]
-    else:
+    train = read["train"]
+    if "test" not in read:
         rows, clients = map(str, range(len(train))), train.columns.get(client or "client")
         sites = None if clients is None else clients.tolist()
         labels = train.labels.tolist()
         chosen = torch.tensor(held_out([*rows], labels, test_share, sites, name))
-        train, test = _chosen(train, ~chosen), _chosen(train, chosen)
+        read["train"], read["test"] = _chosen(train, ~chosen), _chosen(train, chosen)
+    made = Dataset(name, read["train"], read["test"], names, validation=read.get("validation"))
     if train.images.is_floating_point():
-        return Dataset(name, train, test, names, validation=parts.get("validation"))
-    mean, std = mean_and_std(train.images)
-    return Dataset(name, train, test, names, mean, std, validation=parts.get("validation"))
+        return made
+    mean, std = mean_and_std(made.train.images)
+    return replace(made, mean=mean, std=std)
 
 
-def examples_of(
-    items: MapStyle,
-    what: str,
-    size: int | None,
-    channels: int | None,
-    columns: Mapping[str, Column] | None = None,
-    tell: Callable[[int], None] | None = None,
+def _examples(
+    items: MapStyle, what: str, size: int | None, channels: int | None, tell: Callable[[], None]
 ) -> Examples:
-    """Read all items of a data set, which error messages call `what`.
-
-    `tell` is called with the number of items read.
-    """
+    """Read all items of a data set, which error messages call `what`; `tell` is called for each."""
     if size is not None and size < 1:
         raise ValueError(f"size is {size}: choose a number of pixels, such as 32")
     count = len(items)
@@ -131,10 +134,9 @@ def examples_of(
         if labels[i] < 0:
             raise ValueError(f"{where} has the label {labels[i]}: number classes from 0")
         images[i] = one
-        if tell is not None:
-            tell(i + 1)
+        tell()
     demand_labels(labels, what)
-    return Examples(images, torch.from_numpy(labels), columns or {})
+    return Examples(images, torch.from_numpy(labels))
 
 
 def _tensor(image: Any, channels: int | None, size: int | None) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
+from pathlib import Path
 from typing import IO
 
 import numpy as np
@@ -31,8 +32,7 @@ def npz(source: Source, *, path: str) -> Dataset:
     names the labels.
     """
     file = source.resolve(path)
-    with reading(file, "set path to a .npz"), file.open("rb") as opened:
-        arrays = read(opened, str(file))
+    arrays = load(file, "set path to a .npz")
     train, test = (part(arrays, name, str(file)) for name in ("train", "test"))
     if train.images.shape[1:] != test.images.shape[1:]:
         raise ValueError(f"{file}: images of x_train and x_test differ in shape: resize one")
@@ -44,6 +44,12 @@ def npz(source: Source, *, path: str) -> Dataset:
         )
     mean, std = mean_and_std(train.images)
     return Dataset(file.stem, train, test, tuple(map(str, names)), mean, std)
+
+
+def load(file: Path, remedy: str = "take another copy") -> dict[str, Column]:
+    """All arrays of a NumPy file."""
+    with reading(file, remedy), file.open("rb") as opened:
+        return read(opened, str(file))
 
 
 def read(file: IO[bytes], name: str) -> dict[str, Column]:

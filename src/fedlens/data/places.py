@@ -14,16 +14,6 @@ Counted = Callable[[int, int], None]
 """A progress callback, called with the number of items done and the total."""
 
 
-def counting_from(watch: Counted | None, before: int, total: int) -> Callable[[int], None]:
-    """A progress callback for one part, which calls `watch` with `before` items added."""
-
-    def tell(done: int) -> None:
-        if watch is not None:
-            watch(before + done, total)
-
-    return tell
-
-
 @dataclass(frozen=True)
 class Source:
     """Where a run looks for its data. Every function that loads a data set takes one."""
@@ -55,6 +45,11 @@ def roots(source: Source) -> list[Path]:
     named = os.environ.get("FEDLENS_DATA")
     places = [source.data, expanded(named) if named else None, cache()]
     return list(dict.fromkeys(place for place in places if place is not None))
+
+
+def not_here(name: str, source: Source, remedy: str) -> ValueError:
+    looked = ", ".join(str(root) for root in roots(source))
+    return ValueError(f"{name} is not in {looked}: {remedy}")
 
 
 Files = tuple[str, ...]
@@ -106,10 +101,11 @@ def put_in_place(name: str, source: Source) -> tuple[Path, Files]:
             for files in forms:
                 if folder.is_dir() and all(any(folder.glob(pattern)) for pattern in files):
                     return folder, files
-    looked = ", ".join(str(place) for place in roots(source))
-    raise ValueError(
-        f"{name} is not in {looked}: put {_files(name)} into a folder {folders[0]} there, "
-        "or set FEDLENS_DATA to the folder above it"
+    raise not_here(
+        name,
+        source,
+        f"put {_files(name)} into a folder {folders[0]} there, "
+        "or set FEDLENS_DATA to the folder above it",
     )
 
 

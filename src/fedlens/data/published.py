@@ -12,7 +12,7 @@ import torch
 
 from fedlens.core.federation import Dataset, Examples
 from fedlens.data import cifar, idx
-from fedlens.data.places import Source, roots
+from fedlens.data.places import Source, not_here, roots
 from fedlens.storage.reading import BadFile, reading
 
 
@@ -261,12 +261,7 @@ def _is_another(entry: Published, form: Form, folder: Path) -> bool:
         return False  # an unreadable file is reported when it is loaded
 
 
-def not_found(entry: Published, source: Source) -> ValueError:
-    looked = ", ".join(str(place) for place in roots(source))
-    return ValueError(f"{entry.name} is not in {looked}: {_remedy(entry.name)}")
-
-
-def _remedy(name: str) -> str:
+def remedy(name: str) -> str:
     return (
         f"fetch it with `fedlens data get {name}`, take files you have with "
         f"`fedlens data get {name} --from PATH`, or set FEDLENS_DATA to their folder"
@@ -277,11 +272,11 @@ def load(entry: Published, source: Source) -> Dataset:
     """Load a published set from its files on this machine."""
     found = find(entry, roots(source))
     if found is None:
-        raise not_found(entry, source)
+        raise not_here(entry.name, source, remedy(entry.name))
     folder, form, missing = found
     if missing:
         lost = folder / missing[0]
-        raise ValueError(f"{entry.name} is incomplete, {lost} is missing: {_remedy(entry.name)}")
+        raise ValueError(f"{entry.name} is incomplete, {lost} is missing: {remedy(entry.name)}")
     try:
         train, test = form.read(folder)
     except BadFile as error:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core.federation import MOST_DESCRIBED, Dataset, Federation, Holdings
-from fedlens.data.emd import BLOCK, emd, emd_per_client
+from fedlens.data.emd import BLOCK, emd, emd_of_blocks
 from fedlens.data.places import Counted
 
 FEW = 12  # classes or clients named in one line, at most
@@ -49,45 +49,44 @@ class Counts:
 
 
 def summary(counted: Counts) -> dict[str, Any]:
-    """The statistics of a partition, ready for JSON.
-
-    Single clients are not listed if there are more than MOST_DESCRIBED.
-    """
-    about: dict[str, Any] = {"num_clients": len(counted)}
-    if len(counted) <= MOST_DESCRIBED:
-        about |= {} if counted.names is None else {"client_names": list(counted.names)}
-        about |= {"sizes": counted.sizes.tolist(), "label_counts": counted.by_class.tolist()}
-    return about | {"emd": emd(counted.by_class)}
+    """The statistics of a partition, ready for JSON."""
+    listed = _listed(len(counted), counted.names, counted.sizes, counted.by_class)
+    return listed | {"emd": emd(counted.by_class)}
 
 
 def counts(
     holdings: Holdings, labels: Tensor | None, num_classes: int, num_clients: int | None = None
 ) -> dict[str, Any]:
-    """The statistics of a partition without the EMD, which needs the counts of every client.
+    """The statistics of a federation without the EMD, which needs the counts of every client.
 
-    Without `labels` they say nothing of classes. `num_clients` is that of the federation, if
-    `holdings` has only some of its clients. Single clients are not listed if there are more than
-    MOST_DESCRIBED.
+    Without `labels` they say nothing of classes. `num_clients` is given if `holdings` has only some
+    of its clients.
     """
     count = num_clients or len(holdings)
-    about: dict[str, Any] = {"num_clients": count}
-    if count <= MOST_DESCRIBED:
-        about |= {} if holdings.names is None else {"client_names": list(holdings.names)}
-        about["sizes"] = holdings.sizes.tolist()
-        if labels is not None:
-            about["label_counts"] = holdings.label_counts(labels, num_classes).tolist()
+    counted = None
+    if labels is not None and count <= MOST_DESCRIBED:
+        counted = holdings.label_counts(labels, num_classes)
+    return _listed(count, holdings.names, holdings.sizes, counted)
+
+
+def _listed(
+    num_clients: int, names: Sequence[str] | None, sizes: Tensor, by_class: Tensor | None
+) -> dict[str, Any]:
+    """The clients one by one, unless there are more than MOST_DESCRIBED."""
+    about: dict[str, Any] = {"num_clients": num_clients}
+    if num_clients <= MOST_DESCRIBED:
+        about |= {} if names is None else {"client_names": list(names)}
+        about |= {"sizes": sizes.tolist()}
+        about |= {} if by_class is None else {"label_counts": by_class.tolist()}
     return about
 
 
 def emd_of(holdings: Holdings, labels: Tensor, num_classes: int) -> float:
     """The `emd` of holdings, computed in blocks so that memory does not grow with the clients."""
     everyone = torch.bincount(labels[holdings.index], minlength=num_classes)
-    total = 0.0
-    for first in range(0, len(holdings), BLOCK):
-        some = torch.arange(first, min(first + BLOCK, len(holdings)))
-        each = holdings.take(some).label_counts(labels, num_classes).numpy()
-        total += float(each.sum(1) @ emd_per_client(each, everyone))
-    return total / max(len(holdings.index), 1)
+    parts = torch.split(torch.arange(len(holdings)), BLOCK)
+    blocks = (holdings.take(some).label_counts(labels, num_classes).numpy() for some in parts)
+    return emd_of_blocks(blocks, everyone.numpy())
 
 
 def found(

@@ -8,7 +8,6 @@ resumes where it stopped, and pixels that were lost or changed since then are de
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import json
@@ -17,7 +16,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,10 +26,11 @@ from fedlens.data import numpy_files
 from fedlens.data.arrays import Column, examples, moments
 from fedlens.data.curation import Listing
 from fedlens.data.pictures import ENDINGS, read
-from fedlens.data.places import Source, roots
+from fedlens.data.places import Source, not_here, roots
+from fedlens.storage import free_memory as memory
 from fedlens.storage.files import remove_leftovers, replacing, write_atomically
 from fedlens.storage.locks import one_writer
-from fedlens.storage.reading import Fields, demand_fields, reading
+from fedlens.storage.reading import Fields, demand_fields, digest_of, reading
 
 CHUNK = 256  # images after which progress is saved
 BLOCK = 2**24  # bytes
@@ -118,10 +118,10 @@ def _prepared(name: str, source: Source, size: int) -> Dataset:
         place = root / f"{name}-{size}"
         if place.is_dir():
             return dataset(place)
-    looked = ", ".join(str(root) for root in roots(source))
-    raise ValueError(
-        f"{name} of size {size} is not in {looked}: make it with `fedlens data prepare {name} "
-        f"--size {size} --from METADATA --images IMAGES`"
+    raise not_here(
+        f"{name} of size {size}",
+        source,
+        f"make it with `fedlens data prepare {name} --size {size} --from METADATA --images IMAGES`",
     )
 
 
@@ -156,8 +156,7 @@ def landmarks_user_160k(source: Source, *, size: int = 96) -> Dataset:
 
 
 def _mapped_dataset(store: Path, about: Mapping[str, Any]) -> Dataset:
-    with (store / "listing.npz").open("rb") as file:
-        arrays = numpy_files.read(file, str(store / "listing.npz"))
+    arrays = numpy_files.load(store / "listing.npz")
     kept = np.flatnonzero(~np.isin(arrays["ids"], [out["id"] for out in about["left_out"]]))
     shape = (len(kept), about["size"], about["size"], 3)
     if (store / "images.u8").stat().st_size != np.prod(shape):
@@ -191,9 +190,7 @@ def _keep_listing(store: Path, listed: Listing, size: int) -> None:
     }
     file = store / "listing.npz"
     if file.is_file():
-        with file.open("rb") as opened:
-            before = numpy_files.read(opened, str(file))
-        if not _equal(before, arrays):
+        if not _equal(numpy_files.load(file), arrays):
             raise ValueError(f"{store} was started with other metadata: remove it, or restore them")
         return
     content = io.BytesIO()
@@ -259,38 +256,21 @@ def _decode_all(
 
 
 def _mapped(file: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-    """Memory-map a file; a file that is missing or of another size is replaced by zeros."""
+    """Memory-map a file; a file that is missing or of another size is replaced by zeros.
+
+    They are written: a memory map with holes, on a full disk, kills the process.
+    """
     size = int(np.prod(shape)) * dtype.itemsize
     if not file.is_file() or file.stat().st_size != size:
-        with file.open("wb") as new:
-            _allocate(new, size)
+        try:
+            with file.open("wb") as new:
+                for start in range(0, size, BLOCK):
+                    new.write(bytes(min(BLOCK, size - start)))
+        except OSError as error:
+            file.unlink()
+            need = f"{file} needs {memory.in_words(size)} ({error.strerror})"
+            raise OSError(f"{need}: free some space, or choose another --data") from error
     return np.memmap(file, dtype, "r+", shape=shape)
-
-
-def _allocate(file: BinaryIO, size: int) -> None:
-    """Reserve disk space for a whole file: a memory map on a full disk kills the process."""
-    try:
-        _fill(file, size)
-    except OSError as error:
-        Path(file.name).unlink()
-        need = f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
-        why = f"{file.name} needs {need} ({error.strerror})"
-        raise OSError(f"{why}: free some space, or choose another --data") from error
-
-
-def _fill(file: BinaryIO, size: int) -> None:
-    try:
-        os.posix_fallocate(file.fileno(), 0, size)
-    except AttributeError:  # macOS has no such call
-        pass
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-            raise
-    else:
-        return
-    for start in range(0, size, BLOCK):
-        file.write(bytes(min(BLOCK, size - start)))
-    file.flush()
 
 
 def _finish(
@@ -338,7 +318,4 @@ def _tidy(store: Path) -> None:
 
 
 def _sha256(file: Path) -> str | None:
-    if not file.is_file():
-        return None
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+    return digest_of(file) if file.is_file() else None

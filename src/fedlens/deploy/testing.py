@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from fedlens.deploy.classifier import BATCH, Classifier
 from fedlens.evaluation.intervals import wilson
 from fedlens.evaluation.metrics import Tally, metrics
 from fedlens.runs.manifest import demand_there
-from fedlens.storage.reading import expanded
+from fedlens.storage.reading import digest_of, expanded
 from fedlens.storage.run_files import read_experiment
 
 
@@ -98,13 +97,8 @@ def _in_both(paths: Sequence[Path], others: Sequence[Path]) -> list[bool]:
     """For each file, whether one of the others has the same content."""
     sizes = {path.stat().st_size for path in paths}
     same_size = [path for path in others if path.is_file() and path.stat().st_size in sizes]
-    known = set(map(_content, same_size))
-    return [bool(known) and _content(path) in known for path in paths]
-
-
-def _content(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
+    known = set(map(digest_of, same_size))
+    return [bool(known) and digest_of(path) in known for path in paths]
 
 
 def _share(correct: Tensor) -> dict[str, Any]:  # [n] bool

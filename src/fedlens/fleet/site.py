@@ -35,7 +35,7 @@ from fedlens.rounds.work import Shared, exact_model
 from fedlens.runs.checkpoint import from_bytes, to_bytes
 from fedlens.runs.settings import torch_settings
 from fedlens.setup.algorithm import make_algorithm
-from fedlens.setup.data import held_out
+from fedlens.setup.data import divided, split_seed
 from fedlens.setup.devices import own_threads
 from fedlens.setup.network import make_network
 from fedlens.storage.files import write_atomically
@@ -296,7 +296,8 @@ class Task:
         everything = Holdings.of([torch.arange(len(self.examples))])
         if not self.experiment.clients.holdout:
             return everything, None
-        return held_out(everything, self.experiment, torch.tensor([self.client]))
+        share, seed = self.experiment.clients.holdout, split_seed(self.experiment)
+        return divided(everything, share, seed, torch.tensor([self.client]))
 
     @property
     def holdings(self) -> Holdings:

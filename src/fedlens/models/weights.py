@@ -6,15 +6,11 @@ Only tensors are read: safetensors, or PyTorch's files through its safe loader.
 from __future__ import annotations
 
 import hashlib
-import time
-import urllib.error
-import urllib.request
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from http.client import HTTPException, HTTPResponse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import torch
@@ -23,14 +19,12 @@ from torch import Tensor, nn
 from fedlens.core import Tree
 from fedlens.data.places import cache
 from fedlens.storage import free_memory as memory
+from fedlens.storage.download import Unreachable, receive
 from fedlens.storage.files import replacing
-from fedlens.storage.reading import expanded, is_address, is_file, reading
+from fedlens.storage.reading import digest_of, expanded, is_address, is_file, reading
 from fedlens.storage.run_files import MANIFEST, MODEL, unfinished
 
-TIMEOUT = 30.0  # seconds without data
-SLOWEST = 1000  # bytes a second over this time, else the download is stopped
 ROOM, TIMES_MODEL = 2**28, 8  # a download may have ROOM + TIMES_MODEL * model bytes
-CHUNK = 2**16
 WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys of the weights in checkpoints
 PREFIXES = ("_orig_mod.", "module.")  # of torch.compile, and of (Distributed)DataParallel
 COUNTER = "num_batches_tracked"  # missing in files of old versions of PyTorch
@@ -62,7 +56,7 @@ def load_weights(module: nn.Module, source: str, sha256: str | None = None) -> L
     if not is_file(path):
         raise ValueError(f"there is no {path}: name a run, a file of weights, or an address of one")
     try:
-        digest = _digest(path)
+        digest = digest_of(path)
         if sha256 not in (None, digest):
             raise ValueError(
                 f"{source} has the sha256 {digest}: it is not the file meant, or correct "
@@ -213,53 +207,19 @@ def _fetched(address: str, most: int) -> Path:
     if not place.is_file():
         try:
             with replacing(place) as file:
-                _download(address, file, most)
+                for chunk in receive(address)[1]:
+                    if file.tell() + len(chunk) > most:
+                        raise Unreachable(
+                            f"it gives more than {most / 1e6:.0f} MB, too much for the model"
+                        )
+                    file.write(chunk)
+        except Unreachable as error:
+            raise ValueError(
+                f"{address} cannot be fetched ({error}): try again, or give the path of a copy"
+            ) from error
         except OSError as error:
             raise ValueError(
                 f"{place.parent} cannot be written ({error.strerror}): set XDG_CACHE_HOME to a "
                 "folder that can, or give the path of a file"
             ) from error
     return place
-
-
-def _download(address: str, file: BinaryIO, most: int) -> None:
-    request = urllib.request.Request(address, headers={"User-Agent": "fedlens"})
-    try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
-            length = response.headers.get("Content-Length")
-            for chunk in _received(response, most):
-                file.write(chunk)
-        if length is not None and int(length) != file.tell():
-            raise ConnectionError("the connection was cut")
-    except (
-        urllib.error.URLError,
-        ConnectionError,
-        TimeoutError,
-        HTTPException,
-    ) as error:
-        if isinstance(error, urllib.error.HTTPError):
-            error.close()
-        reason = getattr(error, "reason", None) or str(error) or type(error).__name__
-        raise ValueError(
-            f"{address} cannot be fetched ({reason}): try again, or give the path of a copy"
-        ) from error
-
-
-def _received(response: HTTPResponse, most: int) -> Iterator[bytes]:
-    """Yield the data of a response; raise an error if it is too large or too slow."""
-    total, since, came = 0, time.monotonic(), 0
-    while chunk := response.read1(CHUNK):
-        total, came = total + len(chunk), came + len(chunk)
-        if total > most:
-            raise ConnectionError(f"it gives more than {most / 1e6:.0f} MB, too much for the model")
-        yield chunk
-        passed = time.monotonic() - since
-        if passed >= TIMEOUT:
-            if came < SLOWEST * passed:
-                raise ConnectionError(f"it gives less than {SLOWEST} bytes a second")
-            since, came = time.monotonic(), 0
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

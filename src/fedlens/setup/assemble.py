@@ -14,7 +14,7 @@ from fedlens.config.experiment import Experiment
 from fedlens.config.names import DEVICES, LOSSES
 from fedlens.config.options import Named, call, expect, find
 from fedlens.core import keys
-from fedlens.core.federation import Dataset, Examples, Federation, Holdings
+from fedlens.core.federation import Dataset, Examples, Federation, Fixed, Holdings
 from fedlens.data.places import Counted
 from fedlens.data.statistics import emd_of
 from fedlens.engines import Engine
@@ -30,11 +30,12 @@ from fedlens.setup.algorithm import check_schedules, make_algorithm, warn_of_rat
 from fedlens.setup.data import (
     ClientTests,
     check_finite,
-    hold_out,
+    divided,
     load_dataset,
     on_disk,
     own_tests,
     split_examples,
+    split_seed,
     with_validation,
 )
 from fedlens.setup.devices import devices_of, own_threads, precision_of
@@ -116,9 +117,12 @@ def build(
     clients = replace(experiment.clients, count=split.num_clients)
     precision = precision_of(experiment, device, workers)
     experiment = replace(experiment, clients=clients, precision=precision)
+    client_tests: ClientTests | None
     if clients.holdout:
-        split, held_out = hold_out(split, experiment)
-        client_tests: ClientTests | None = ClientTests("train", held_out)
+        assert isinstance(split, Fixed), "see split_examples"
+        everyone = torch.arange(split.num_clients)
+        kept, tested = divided(split.everyone, clients.holdout, split_seed(experiment), everyone)
+        split, client_tests = Fixed(kept), ClientTests("train", tested)
     else:
         client_tests = own_tests(experiment, dataset.test, split)
 

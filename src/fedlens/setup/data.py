@@ -161,20 +161,6 @@ def _check_held(held: Holdings, num_examples: int, what: str) -> None:
         )
 
 
-def hold_out(split: Split, experiment: Experiment) -> tuple[Split, Holdings]:
-    """The examples that clients train on, and the share of each that it is tested on."""
-    assert isinstance(split, Fixed), "see split_examples"
-    train, tested = held_out(split.everyone, experiment, torch.arange(split.num_clients))
-    return Fixed(train), tested
-
-
-def held_out(
-    everyone: Holdings, experiment: Experiment, clients: torch.Tensor
-) -> tuple[Holdings, Holdings]:
-    """The examples that these clients train on, and those that each is tested on."""
-    return divided(everyone, experiment.clients.holdout, split_seed(experiment), clients)
-
-
 def divided(
     everyone: Holdings, share: float, seed: int, clients: torch.Tensor
 ) -> tuple[Holdings, Holdings]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import io
 import os
 import shlex
@@ -66,6 +67,11 @@ def is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:
         return False
+
+
+def digest_of(file: Path, kind: str = "sha256") -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, kind).hexdigest()
 
 
 def unpacked(file: Path) -> bytes:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,6 @@ OF_RUNS = (  # everything that a run and its page write into its folder
     *(MODEL, BEST, CHECKPOINT, "figures", "report.html", "tensorboard", "sites.json"),
 )
 
-LINES_AT_ONCE = 10_000  # of records, parsed together
 RERUN = "run the experiment again"
 OVER = ("finished", "diverged", "invalid", "stopped")
 """The statuses of runs that have nothing left to do."""
@@ -147,48 +146,20 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
 
 def parse_records(path: Path, content: bytes) -> list[dict[str, Any]]:
     """The records in `content`, the bytes of the file `path`."""
-    lines = content.split(b"\n")
-    written = [(place, line) for place, line in enumerate(lines, 1) if line.strip()]
+    lines = [(place, line) for place, line in enumerate(content.split(b"\n"), 1) if line.strip()]
     records: dict[int, dict[str, Any]] = {}
-    for start in range(0, len(written), LINES_AT_ONCE):
-        chunk = written[start : start + LINES_AT_ONCE]
-        found: Iterable[dict[str, Any]] | None = _parsed_together([line for _, line in chunk])
-        if found is None:
-            found = _parsed_one_by_one(path, chunk, last=written[-1][0])
-        for record in found:
-            records[record["round"]] = record
-    return [records[round] for round in sorted(records)]
-
-
-def _parsed_together(lines: Sequence[bytes]) -> list[dict[str, Any]] | None:
-    """The records of many lines at once, which share their keys; None if a line is no record."""
-    try:
-        found = parse_json(b"[" + b",".join(lines) + b"]")
-    except (ValueError, RecursionError):
-        return None
-    whole = len(found) == len(lines) and all(map(_is_record, found))
-    return found if whole else None
-
-
-def _parsed_one_by_one(
-    path: Path, lines: Sequence[tuple[int, bytes]], last: int
-) -> Iterator[dict[str, Any]]:
     for place, line in lines:
         try:
             record = parse_json(line)
-            if not _is_record(record):
+            if not isinstance(record, dict) or type(record.get("round")) is not int:
                 raise ValueError("it has no round number")
         except (ValueError, RecursionError) as error:
-            if place == last:
-                return
-            raise BadFile(
-                f"{path}, line {place}", reason(error), "delete the line or run again"
-            ) from error
-        yield record
-
-
-def _is_record(value: Any) -> bool:
-    return isinstance(value, dict) and type(value.get("round")) is int
+            if place == lines[-1][0]:
+                break
+            remedy = "delete the line or run again"
+            raise BadFile(f"{path}, line {place}", reason(error), remedy) from error
+        records[record["round"]] = record
+    return [records[round] for round in sorted(records)]
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

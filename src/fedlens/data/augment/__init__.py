@@ -16,17 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Augment:
-    """Random changes of training images, in the order in which they happen:
-
-    - a random part of each image, between the share `resized` of its area and all of it and between
-      `aspect` and 1 / `aspect` in shape, is stretched to the whole (for images of 224 px and the
-      like; 0.08 and 4 / 3 are customary);
-    - crops of images padded by `crop` zeros on each side, and mirror images (`flip`);
-    - rotation by up to `rotate` degrees either way, with zeros in the corners;
-    - `brightness`, `contrast` and `saturation` times a factor between 1 - x and 1 + x each;
-    - `rand_augment` operations of RandAugment, each of this `magnitude`;
-    - a square of `cutout` pixels of zeros;
-    - `mixup` of two images of the batch, by shares from Beta(mixup, mixup).
+    """Random changes of training images, of which several are made in this order: `resized`, `crop`
+    and `flip`, `rotate`, `brightness` to `saturation`, `rand_augment`, `cutout`, `mixup`.
 
     What happens to an image depends on its client's key and on its row in the batch, never on
     which other clients are beside it.
