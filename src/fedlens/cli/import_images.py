@@ -176,10 +176,12 @@ def _told(found: Survey) -> list[str]:
 
 def _skipped(found: Survey) -> list[str]:
     """A line on files and folders that were skipped, which need not be a mistake; else none."""
-    said, folders = [], found.passed.folders
-    if count := found.passed.suffixes.total():
+    from fedlens.data.survey import kinds_of
+
+    said, folders = [], found.bare
+    if count := found.suffixes.total():
         what = "1 file that is no image" if count == 1 else f"{count:,} files that are no images"
-        said.append(f"{what} we read ({found.passed.kinds})")
+        said.append(f"{what} we read ({kinds_of(found.suffixes)})")
     if folders:
         names = [folder.as_posix() for folder in folders[:3]] + ["..."] * (len(folders) > 3)
         what = "1 folder" if len(folders) == 1 else f"{len(folders):,} folders"

@@ -76,7 +76,7 @@ def listed_in(file: Path, client: str | None = None) -> Found:
                 remedy = f"{remedy}, with / between folders"
             raise ValueError(f"{row.where}: there is no file {path!r}: {remedy}")
     texts = [row.cells["label"] for row in rows]
-    classes = _classes(texts)
+    classes = sorted({*texts}, key=rank if all(map(is_number, texts)) else None)
     number = {name: i for i, name in enumerate(classes)}
     columns = _columns(rows)
     if client is not None and client not in columns:
@@ -136,12 +136,6 @@ def _refuse_twins(rows: Sequence[Row]) -> None:
                 f"{row.where}: {row.cells['path']!r} is listed twice, in line "
                 f"{before.rpartition(':')[2]} too: remove one of the rows"
             )
-
-
-def _classes(texts: Sequence[str]) -> list[str]:
-    """The labels that occur, sorted: as numbers if they are whole numbers, else as text."""
-    found = set(texts)
-    return sorted(found, key=rank if all(map(is_number, found)) else None)
 
 
 def _columns(rows: Sequence[Row]) -> dict[str, Column]:

@@ -101,12 +101,13 @@ def inaturalist(place: Path, n_max: int | None = None, per_class: int = 100) -> 
     number = {category: label for label, category in enumerate(kept)}
     tests = [image for image, (_, category) in val.items() if category in number]
     labels = [number[train[i][1]] for i in ids] + [number[val[i][1]] for i in tests]
-    empty = {name: np.zeros(len(tests), c.dtype) for name, c in columns.items()}
-    for name in ("lat", "lon"):
-        empty[name] = np.full(len(tests), np.nan)
     files = [Path(train[i][0]).stem for i in ids] + [Path(val[i][0]).stem for i in tests]
     _refuse_twins(files, place / "train2017.json")
-    whole = {name: np.concatenate([c, empty[name]]) for name, c in columns.items()}
+    nothing = {name: np.nan if name in ("lat", "lon") else "" for name in columns}
+    whole = {
+        name: np.concatenate([c, np.full(len(tests), nothing[name], c.dtype)])
+        for name, c in columns.items()
+    }
     names = {
         str(row["id"]): str(row["name"]) for row in _json(place / "train2017.json")["categories"]
     }

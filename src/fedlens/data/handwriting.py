@@ -30,7 +30,7 @@ def femnist(source: Source) -> Dataset:
     """
     place, form = put_in_place("femnist", source)
     parts = _leaf(place) if form is LEAF else _arrays(_only(place, *form))
-    return _dataset("femnist", *parts, CHARACTERS)
+    return Dataset("femnist", *parts, CHARACTERS, *mean_and_std(parts[0].images))
 
 
 def omniglot(source: Source, *, test_share: float = 0.2) -> Dataset:
@@ -47,11 +47,12 @@ def omniglot(source: Source, *, test_share: float = 0.2) -> Dataset:
     columns = {"drawer": people, "alphabet": alphabet}
     ids = [f"{label}/{person}" for label, person in zip(labels.tolist(), people, strict=True)]
     test = np.array(held_out(ids, labels.tolist(), test_share, None, place))
-    train_part, test_part = (
+    train, tests = (
         examples(pixels[part], labels[part], {k: c[part] for k, c in columns.items()})
         for part in (~test, test)
     )
-    return _dataset("omniglot", train_part, test_part, _characters(labels, alphabet))
+    classes = _characters(labels, alphabet)
+    return Dataset("omniglot", train, tests, classes, *mean_and_std(train.images))
 
 
 Drawings = tuple[Column, Column, Column, Column]
@@ -108,11 +109,6 @@ def _characters(labels: Column, alphabets: Column) -> tuple[str, ...]:
         seen[alphabet] = seen.get(alphabet, 0) + 1
         classes.append(f"{alphabet} {seen[alphabet]}")
     return tuple(classes)
-
-
-def _dataset(name: str, train: Examples, test: Examples, classes: tuple[str, ...]) -> Dataset:
-    mean, std = mean_and_std(train.images)
-    return Dataset(name, train, test, classes, mean, std)
 
 
 def _only(place: Path, pattern: str) -> Path:

@@ -42,8 +42,7 @@ def npz(source: Source, *, path: str) -> Dataset:
         raise ValueError(
             f"{file}: classes must name all {num_classes} labels, got {list(names.shape)}"
         )
-    mean, std = mean_and_std(train.images)
-    return Dataset(file.stem, train, test, tuple(map(str, names)), mean, std)
+    return Dataset(file.stem, train, test, tuple(map(str, names)), *mean_and_std(train.images))
 
 
 def load(file: Path, remedy: str = "take another copy") -> dict[str, Column]:

@@ -68,69 +68,60 @@ def idx_forms(folders: tuple[str, ...], downloads: tuple[Download, ...]) -> tupl
     )
 
 
+SIZES_OF_MNIST = 60_000, 10_000, 28
 IDX_FILES = "train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"
 
 
-def _gray(
-    name: str,
-    classes: tuple[str, ...],
-    mean: float,
-    std: float,
-    torchvision: str,
-    addresses: tuple[str, ...],
-    files: Sequence[tuple[int, str]],
-    test_labels: tuple[int, ...],
-) -> Published:
-    """A set in MNIST's files, of which `files` gives the sizes and md5 sums."""
-    downloads = tuple(
-        Download(f"{file}-ubyte.gz", size, md5)
-        for file, (size, md5) in zip(IDX_FILES, files, strict=True)
-    )
-    forms = idx_forms((name, f"{torchvision}/raw"), downloads)
-    return Published(
-        name, 60_000, 10_000, 28, classes, (mean,), (std,), forms, addresses, downloads, test_labels
+def _idx_downloads(*files: tuple[int, str]) -> tuple[Download, ...]:
+    """MNIST's four files, from their sizes and md5 sums."""
+    return tuple(
+        Download(f"{name}-ubyte.gz", *file) for name, file in zip(IDX_FILES, files, strict=True)
     )
 
 
-FASHION_MNIST = _gray(
+FASHION_MNIST_FILES = _idx_downloads(
+    (26421880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+    (29515, "25c81989df183df01b3e8a0aad5dffbe"),
+    (4422102, "bef4ecab320f06d8554ea6380940ec79"),
+    (5148, "bb300cfdad3c16e7a12a480ee83cd310"),
+)
+FASHION_MNIST = Published(
     "fashion-mnist",
+    *SIZES_OF_MNIST,
     classes=(
         *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
         *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
     ),
-    mean=0.2860,
-    std=0.3530,
-    torchvision="FashionMNIST",
+    mean=(0.2860,),
+    std=(0.3530,),
+    forms=idx_forms(("fashion-mnist", "FashionMNIST/raw"), FASHION_MNIST_FILES),
     addresses=(
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
     ),
-    files=(
-        (26421880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-        (29515, "25c81989df183df01b3e8a0aad5dffbe"),
-        (4422102, "bef4ecab320f06d8554ea6380940ec79"),
-        (5148, "bb300cfdad3c16e7a12a480ee83cd310"),
-    ),
-    test_labels=(9, 2, 1, 1, 6, 1, 4, 6, 5, 7),
+    downloads=FASHION_MNIST_FILES,
+    first_test_labels=(9, 2, 1, 1, 6, 1, 4, 6, 5, 7),
 )
 
-MNIST = _gray(
+MNIST_FILES = _idx_downloads(
+    (9912422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+    (28881, "d53e105ee54ea40749a09fcbcd1e9432"),
+    (1648877, "9fb629c4189551a2d022fa330f9573f3"),
+    (4542, "ec29112dd5afa0611ce80d1b7f02629c"),
+)
+MNIST = Published(
     "mnist",
+    *SIZES_OF_MNIST,
     classes=tuple("0123456789"),
-    mean=0.1307,
-    std=0.3081,
-    torchvision="MNIST",
+    mean=(0.1307,),
+    std=(0.3081,),
+    forms=idx_forms(("mnist", "MNIST/raw"), MNIST_FILES),
     addresses=(
         "https://ossci-datasets.s3.amazonaws.com/mnist",
         "https://storage.googleapis.com/cvdf-datasets/mnist",
     ),
-    files=(
-        (9912422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
-        (28881, "d53e105ee54ea40749a09fcbcd1e9432"),
-        (1648877, "9fb629c4189551a2d022fa330f9573f3"),
-        (4542, "ec29112dd5afa0611ce80d1b7f02629c"),
-    ),
-    test_labels=(7, 2, 1, 0, 4, 1, 4, 9, 5, 9),
+    downloads=MNIST_FILES,
+    first_test_labels=(7, 2, 1, 0, 4, 1, 4, 9, 5, 9),
 )
 
 

@@ -109,7 +109,28 @@ def dataset(store: Path) -> Dataset:
     if about is None:
         raise ValueError(f"{store} is incomplete: go on with `fedlens data prepare`")
     with reading(store, f"remove {store} and prepare again"):
-        return _mapped_dataset(store, about)
+        arrays = numpy_files.load(store / "listing.npz")
+        kept = np.flatnonzero(~np.isin(arrays["ids"], [out["id"] for out in about["left_out"]]))
+        shape = (len(kept), about["size"], about["size"], 3)
+        if (store / "images.u8").stat().st_size != np.prod(shape):
+            raise ValueError("images.u8 is cut short")
+        # Copy-on-write: torch requires writable memory, and writes must not reach the file.
+        pixels = np.memmap(store / "images.u8", np.uint8, "c", shape=shape)
+        prefix = "column_"
+        columns = {k.removeprefix(prefix): c for k, c in arrays.items() if k.startswith(prefix)}
+        columns["image_id"] = arrays["ids"]
+        num_train = int((kept < int(arrays["num_train"])).sum())
+        train, test = (
+            examples(
+                pixels[part],
+                arrays["labels"][kept[part]],
+                {name: column[kept[part]] for name, column in columns.items()},
+            )
+            for part in (slice(num_train), slice(num_train, None))
+        )
+        classes = tuple(map(str, arrays["classes"]))
+        mean, std = tuple(about["mean"]), tuple(about["std"])
+        return Dataset(about["name"], train, test, classes, mean, std, is_mapped=True)
 
 
 def _prepared(name: str, source: Source, size: int) -> Dataset:
@@ -153,31 +174,6 @@ def inaturalist_geo_100(source: Source, *, size: int = 96) -> Dataset:
 def landmarks_user_160k(source: Source, *, size: int = 96) -> Dataset:
     """Landmarks: 164,172 photographs of 2,028 landmarks, `size` × `size`, by author."""
     return _prepared("landmarks-user-160k", source, size)
-
-
-def _mapped_dataset(store: Path, about: Mapping[str, Any]) -> Dataset:
-    arrays = numpy_files.load(store / "listing.npz")
-    kept = np.flatnonzero(~np.isin(arrays["ids"], [out["id"] for out in about["left_out"]]))
-    shape = (len(kept), about["size"], about["size"], 3)
-    if (store / "images.u8").stat().st_size != np.prod(shape):
-        raise ValueError(f"{store / 'images.u8'} is cut short: remove {store} and prepare again")
-    # Copy-on-write: torch requires writable memory, and writes must not reach the file.
-    pixels = np.memmap(store / "images.u8", np.uint8, "c", shape=shape)
-    columns = {k.removeprefix("column_"): c for k, c in arrays.items() if k.startswith("column_")}
-    columns["image_id"] = arrays["ids"]
-    num_train = int((kept < int(arrays["num_train"])).sum())
-    train, test = (
-        examples(
-            pixels[part],
-            arrays["labels"][kept[part]],
-            {k: c[kept[part]] for k, c in columns.items()},
-        )
-        for part in (slice(num_train), slice(num_train, None))
-    )
-    mean, std = tuple(about["mean"]), tuple(about["std"])
-    return Dataset(
-        about["name"], train, test, tuple(map(str, arrays["classes"])), mean, std, is_mapped=True
-    )
 
 
 def _keep_listing(store: Path, listed: Listing, size: int) -> None:

@@ -41,17 +41,10 @@ class Seen(NamedTuple):
     content: str  # a hash of the file
 
 
-class Passed(NamedTuple):
-    """Files and folders that the survey ignores."""
-
-    suffixes: Counter[str]  # of files without the ending of an image
-    folders: Sequence[Path]  # of sites, classes and parts that have no images
-
-    @property
-    def kinds(self) -> str:
-        """The most frequent file endings, with their counts."""
-        said = [f"{suffix or 'without ending'} {n:,}" for suffix, n in self.suffixes.most_common(5)]
-        return ", ".join([*said, *["..."] * (len(self.suffixes) > len(said))])
+def kinds_of(suffixes: Counter[str]) -> str:
+    """The most frequent file endings, with their counts."""
+    said = [f"{suffix or 'without ending'} {n:,}" for suffix, n in suffixes.most_common(5)]
+    return ", ".join([*said, *["..."] * (len(suffixes) > len(said))])
 
 
 @dataclass(frozen=True)
@@ -62,7 +55,8 @@ class Survey:
     laid: Laid
     seen: Sequence[Seen]
     broken: Sequence[str]  # a line for each file that cannot be decoded
-    passed: Passed
+    suffixes: Counter[str]  # of files without the ending of an image, which are ignored
+    bare: Sequence[Path]  # folders of sites, classes and parts that have no images
 
     @property
     def layout(self) -> Reading:
@@ -138,7 +132,7 @@ def survey(
     files = sorted(file for file in below if is_image(file))
     suffixes = Counter(file.suffix.lower() for file in below if not is_image(file))
     if not files:
-        kinds = f" ({Passed(suffixes, []).kinds})" if below else ""
+        kinds = f" ({kinds_of(suffixes)})" if below else ""
         raise ValueError(
             f"{folder} has no images that we read{kinds}: name the folder that they are in, or "
             "save them as JPEG or PNG"
@@ -149,7 +143,6 @@ def survey(
             'set dataset = "tiny-imagenet" in an experiment, and name the folder with --data'
         )
     laid = read_layout(folder, files, layout, lambda name: f"add --layout {name}", guess=True)
-    passed = Passed(suffixes, without_images(folder, files, laid.num_levels))
 
     def look(one: Placed) -> Seen | str:
         file = folder / one.file
@@ -170,7 +163,8 @@ def survey(
         raise ValueError(f"none of the {len(files)} images in {folder} can be decoded: {looked[0]}")
     refuse_strangers((folder / one.path, one.label, one.split) for one in seen)
     broken = [one for one in looked if isinstance(one, str)]
-    found = Survey(folder, laid, seen, broken, passed)
+    bare = without_images(folder, files, laid.num_levels)
+    found = Survey(folder, laid, seen, broken, suffixes, bare)
     if len(found.classes) == 1:
         raise ValueError(
             f"{folder} has one class, {seen[0].label}, and nothing to tell it from: name a folder "

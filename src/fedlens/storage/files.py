@@ -29,18 +29,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     If that fails, it is removed. Files that killed processes left behind are removed, too. A device
     or a pipe cannot be replaced: it is written to directly.
     """
-    with _direct(path) if never_ends(path) else _beside(path) as file:
-        yield file
-
-
-@contextmanager
-def _direct(path: Path) -> Iterator[BinaryIO]:
-    with path.open("wb") as file:
-        yield file
-
-
-@contextmanager
-def _beside(path: Path) -> Iterator[BinaryIO]:
+    if never_ends(path):
+        with path.open("wb") as file:
+            yield file
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path.parent, glob.escape(path.name))
