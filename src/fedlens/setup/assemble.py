@@ -136,11 +136,8 @@ def build(
     if not all(bool(p.isfinite().all()) for p in network.params.values()):
         raise ValueError("the model starts with numbers that are not finite: initialise it again")
     if experiment.loss.name not in LOSSES:
-        some = (dataset.train if len(dataset.train) else dataset.test).images[:1]
-        logits = network.predict(network.params, network.buffers, some)
-        try_loss(
-            algorithm.objective.loss, experiment.loss.name, logits.shape[1], dataset.num_classes
-        )
+        loss, outputs = algorithm.objective.loss, experiment.outputs or dataset.num_classes
+        try_loss(loss, experiment.loss.name, outputs, dataset.num_classes)
     algorithm.combine.check(network.layout)
     for step in algorithm.channel:
         step.check(network.layout, algorithm.weigh)
