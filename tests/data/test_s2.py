@@ -137,8 +137,8 @@ def test_many_points_take_as_many_more_calls_as_they_are_more() -> None:
     [
         ({}, {"n_max": 0}, "n_max is 0: choose at least 1"),
         ({}, {"n_max": 5, "lat": "latt"}, "no column 'latt': did you mean 'lat'?"),
-        ({"lat": 91.0}, {"n_max": 5}, "the column 'lat' has 91: write degrees from -90 to 90"),
-        ({"lon": 200.0}, {"n_max": 5}, "the column 'lon' has 200: write degrees from -180 to 180"),
+        ({"lat": 91.0}, {"n_max": 5}, "the column 'lat' is 91.0: write degrees from -90 to 90"),
+        ({"lon": 200.0}, {"n_max": 5}, "the column 'lon' is 200.0: write degrees from -180 to"),
         ({}, {"n_max": 1000}, "no cell holds 10 of the 3 examples with a place"),
     ],
 )

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from csv import Error, reader
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -17,12 +17,13 @@ from fedlens.data.class_names import called, is_number, rank
 from fedlens.data.layouts import part_named, refuse_strangers, with_tests
 from fedlens.data.pictures import MEGAPIXELS, TEST_SHARE, Found, OnError, Part, dataset
 from fedlens.data.places import Source
+from fedlens.data.s2 import degrees
 from fedlens.storage.reading import csv_table, is_file
 
 NEEDED = ("path", "label")
 OPTIONAL = ("client", "lat", "lon", "split")
 LONGEST_HEADER = 1_000_000  # characters
-RANGES = {"lat": 90.0, "lon": 180.0}
+RANGES = {"lat": 90, "lon": 180}
 
 
 class Row(NamedTuple):
@@ -139,30 +140,15 @@ def _refuse_twins(rows: Sequence[Row]) -> None:
 
 
 def _columns(rows: Sequence[Row]) -> dict[str, Column]:
-    names = [name for name in rows[0].cells if name not in (*NEEDED, "split")]
-    return {
-        name: np.array([_degrees(row, name) for row in rows])
-        if name in RANGES
-        else np.array([row.cells[name] for row in rows])
-        for name in names
-    }
-
-
-def _degrees(row: Row, name: str) -> float:
-    """The cell in degrees, or NaN if the location is unknown."""
-    limit, text = RANGES[name], row.cells[name]
-    if text.lower() in ("", "nan"):
-        return np.nan
-    try:
-        value = float(text)
-    except ValueError:
-        value = np.inf
-    if not -limit <= value <= limit:
-        raise ValueError(
-            f"{row.where}: {name} is {text!r}: write degrees from {-limit:g} to {limit:g}, or "
-            "nothing where the place is not known"
-        )
-    return value
+    columns = {}
+    for name in rows[0].cells:
+        if name in (*NEEDED, "split"):
+            continue
+        cells: list[Any] = [row.cells[name] for row in rows]
+        if name in RANGES:
+            cells = [degrees(row.cells[name], RANGES[name], f"{row.where}: {name}") for row in rows]
+        columns[name] = np.array(cells)
+    return columns
 
 
 def _part(row: Row) -> Part:

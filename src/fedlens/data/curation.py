@@ -89,7 +89,10 @@ def inaturalist(place: Path, n_max: int | None = None, per_class: int = 100) -> 
     ids = [image for category in kept for image in drawn(members[category], per_class)]
     user = np.array([str(where[image]["user_id"]) for image in ids])
     lat, lon = (
-        np.array([_degrees(where[image], key, places) for image in ids]) for key in ("lat", "lon")
+        np.array(
+            [s2.degrees(where[i].get(key), limit, f"{places}: {key} of image {i}") for i in ids]
+        )
+        for key, limit in (("lat", 90), ("lon", 180))
     )
     columns = {"user": user, "lat": lat, "lon": lon}
     if n_max is not None:
@@ -224,19 +227,6 @@ def _number(text: str, file: Path) -> int:
     if not is_number(text):
         raise ValueError(f"{file}: class {text!r} is not a whole number: number classes from 0")
     return int(text)
-
-
-def _degrees(row: Mapping[str, Any], key: str, file: Path) -> float:
-    """The value in degrees, or NaN if the location is unknown."""
-    value, limit = row.get(key), 90 if key == "lat" else 180
-    if value is None:
-        return np.nan
-    if not isinstance(value, (int, float)) or not -limit <= value <= limit:
-        raise ValueError(
-            f"{file}: {key} of image {row['id']} is {value!r}: "
-            f"write degrees from {-limit} to {limit}, or null"
-        )
-    return float(value)
 
 
 def _geo(n_max: int) -> Callable[[Path], Listing]:

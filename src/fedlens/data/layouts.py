@@ -151,12 +151,14 @@ def read_layout(
         if not names:
             instead = "put it into one" if at is None else "put it into one, or elsewhere"
             raise ValueError(f"{place / file} is in no folder of a class: {instead}")
-    shallow, deep = min(map(len, levels)), max(map(len, levels))
+    lengths = [*map(len, levels)]
+    shallow, deep = min(lengths), max(lengths)
+    lost = place / files[lengths.index(shallow)]
     if layout is None and at == 1 and shallow < 2:
         outer = _some(names[0] for names in levels)
         raise ValueError(
-            f"{place / files[[*map(len, levels)].index(shallow)]} is in no folder of a class: put "
-            f"it into one or, if {outer} are the classes themselves, {option('class')}"
+            f"{lost} is in no folder of a class: put it into one or, if {outer} are the classes "
+            f"themselves, {option('class')}"
         )
     if layout is None and deep > 1 and not guess:
         first = next(names[0] for names in levels if len(names) > 1)
@@ -171,8 +173,7 @@ def read_layout(
     if chosen != "class" and shallow < 2:
         if deep < 2:
             raise ValueError(f"{place} has one level of folders: leave layout out")
-        lost = files[[*map(len, levels)].index(shallow)]
-        raise ValueError(f"{place / lost} is in no class folder of its site: move it into one")
+        raise ValueError(f"{lost} is in no class folder of its site: move it into one")
     parts, remark = _parts(place, files, at)
     label, site = {"class": (0, None), "site/class": (1, 0), "class/site": (0, 1)}[chosen]
     placed = [

@@ -26,6 +26,22 @@ _PLACES = np.argsort(_QUARTERS, axis=1)
 _TURNS = np.array([_SWAP, 0, 0, _INVERT | _SWAP])
 
 
+def degrees(given: Any, limit: int, what: str) -> float:
+    """A latitude or longitude of at most `limit`, or NaN where nothing is given."""
+    if given is None or str(given).lower() in ("", "nan"):
+        return math.nan
+    try:
+        value = float(given)
+    except (TypeError, ValueError):
+        value = math.inf
+    if not -limit <= value <= limit:
+        raise ValueError(
+            f"{what} is {given!r}: write degrees from {-limit} to {limit}, or nothing where the "
+            "place is not known"
+        )
+    return value
+
+
 def cells(lat: Array, lon: Array) -> Array:  # [N] degrees -> [N] uint64
     """The smallest cell around each point."""
     phi, theta = np.radians(lat), np.radians(lon)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -18,7 +19,7 @@ from fedlens.core.federation import Dataset, Examples, Fixed, Holdings, Split, o
 from fedlens.data.map_style import MapStyle, map_style
 from fedlens.data.partitions import natural_column
 from fedlens.data.partitions.altered import Altered
-from fedlens.data.partitions.dealing import dealt
+from fedlens.data.partitions.dealing import NOBODY, dealt, holdings
 from fedlens.data.places import Counted, Source, existing
 from fedlens.engines.ray import OnDisk
 
@@ -164,11 +165,11 @@ def divided(
     tested = position < apart[everyone.owners]
     index = everyone.index[order]
 
-    def holdings(mask: torch.Tensor) -> Holdings:
+    def chosen(mask: torch.Tensor) -> Holdings:
         sizes = torch.bincount(everyone.owners[mask], minlength=len(everyone))
         return Holdings(index[mask], offsets_of(sizes), everyone.names)
 
-    return holdings(~tested), holdings(tested)
+    return chosen(~tested), chosen(tested)
 
 
 def own_tests(experiment: Experiment, test: Examples, split: Split) -> ClientTests | None:
@@ -180,9 +181,6 @@ def own_tests(experiment: Experiment, test: Examples, split: Split) -> ClientTes
     if not isinstance(split, Fixed) or split.everyone.names is None:  # one client has all: a twin
         return None
     number = {name: client for client, name in enumerate(split.everyone.names)}
-    owners = [number.get(str(value), -1) for value in test.columns[column].tolist()]
-    owner = torch.tensor(owners, dtype=torch.int64)  # a dtype even if there are none
-    index = owner.argsort(stable=True)
-    sizes = torch.bincount(owner[owner >= 0], minlength=len(number))
-    index = index[len(index) - int(sizes.sum()) :]  # those of no client (-1) sort first
-    return ClientTests("test", Holdings(index, offsets_of(sizes), split.everyone.names))
+    owners = [number.get(str(value), NOBODY) for value in test.columns[column].tolist()]
+    held = holdings(np.array(owners, np.int64), len(number))
+    return ClientTests("test", replace(held, names=split.everyone.names))

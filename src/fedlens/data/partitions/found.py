@@ -52,9 +52,14 @@ def s2(
     (not a number). A client is named by the token of its cell.
     """
     at_least_one(n_max, "n_max")
-    degrees = [_degrees(examples, name, limit) for name, limit in ((lat, 90), (lon, 180))]
-    names, owner = cells.clients(degrees[0], degrees[1], n_max)
+    names, owner = cells.clients(_degrees(examples, lat, 90), _degrees(examples, lon, 180), n_max)
     return replace(holdings(owner, len(names)), names=tuple(names))
+
+
+def _degrees(examples: Examples, name: str, limit: int) -> Array:  # [N] float64
+    where = f"a value in the column {name!r}"
+    values = column_of(examples, name).tolist()
+    return np.array([cells.degrees(value, limit, where) for value in values])
 
 
 def column_of(examples: Examples, name: str) -> Array:  # [N]
@@ -70,20 +75,6 @@ def column_of(examples: Examples, name: str) -> Array:  # [N]
             f"it must have one value for each of the {len(examples)} examples"
         )
     return column
-
-
-def _degrees(examples: Examples, name: str, limit: int) -> Array:  # [N] float64
-    column = column_of(examples, name)
-    try:
-        values: Array = column.astype(np.float64)
-    except ValueError as error:
-        raise ValueError(f"the column {name!r} is not all numbers ({error}): fix it") from error
-    wrong = values[np.abs(values) > limit]
-    if len(wrong):
-        raise ValueError(
-            f"the column {name!r} has {wrong[0]:g}: write degrees from {-limit} to {limit}"
-        )
-    return values
 
 
 def published(
