@@ -48,11 +48,6 @@ def mean_and_std(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
         part = images[start : start + CHUNK]
         for channel in range(num_channels):
             counts[channel] += torch.bincount(part[:, channel].flatten(), minlength=256)
-    return moments(counts)
-
-
-def moments(counts: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std per channel, from how many pixels have each value: [channels, 256]."""
     share = counts / counts.sum(1, keepdim=True)
     value = torch.arange(256, dtype=torch.float64) / 255
     mean = share @ value

@@ -75,8 +75,9 @@ def inaturalist(place: Path, n_max: int | None = None, per_class: int = 100) -> 
     The test images are those of val2017 in these classes. With `n_max`, only images whose S2 cell
     becomes a client are kept, and the column `cell` names the cell.
     """
-    train = _inaturalist_part(place / "train2017.json")
-    val = _inaturalist_part(place / "val2017.json")
+    described = _json(place / "train2017.json")
+    train = _images_of(described, place / "train2017.json")
+    val = _images_of(_json(place / "val2017.json"), place / "val2017.json")
     places = place / "train2017_locations.json"
     where = {str(row["id"]): row for row in _json(places, list) if "id" in row}
     members: dict[str, list[str]] = {}
@@ -111,9 +112,7 @@ def inaturalist(place: Path, n_max: int | None = None, per_class: int = 100) -> 
         name: np.concatenate([c, np.full(len(tests), nothing[name], c.dtype)])
         for name, c in columns.items()
     }
-    names = {
-        str(row["id"]): str(row["name"]) for row in _json(place / "train2017.json")["categories"]
-    }
+    names = {str(row["id"]): str(row["name"]) for row in described["categories"]}
     return Listing(files, np.array(labels), len(ids), [names.get(c, c) for c in kept], whole)
 
 
@@ -188,9 +187,8 @@ def drawn(names: Sequence[str], count: int) -> list[str]:
     return sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())[:count]
 
 
-def _inaturalist_part(file: Path) -> dict[str, tuple[str, str]]:
+def _images_of(content: dict[str, Any], file: Path) -> dict[str, tuple[str, str]]:
     """The file name and the category of each image, by image id."""
-    content = _json(file)
     try:
         files = {str(row["id"]): str(row["file_name"]) for row in content["images"]}
         return {

@@ -9,7 +9,6 @@ resumes where it stopped, and pixels that were lost or changed since then are de
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import zlib
@@ -23,7 +22,7 @@ import torch
 
 from fedlens.core.federation import Dataset
 from fedlens.data import numpy_files
-from fedlens.data.arrays import Column, examples, moments
+from fedlens.data.arrays import Column, examples, mean_and_std
 from fedlens.data.curation import Listing
 from fedlens.data.pictures import ENDINGS, read
 from fedlens.data.places import Source, not_here, roots
@@ -189,9 +188,8 @@ def _keep_listing(store: Path, listed: Listing, size: int) -> None:
         if not _equal(numpy_files.load(file), arrays):
             raise ValueError(f"{store} was started with other metadata: remove it, or restore them")
         return
-    content = io.BytesIO()
-    np.savez(content, **arrays)  # type: ignore[arg-type]  # NumPy's stub takes it for an option
-    write_atomically(file, content.getvalue())
+    with replacing(file) as opened:
+        np.savez(opened, **arrays)  # type: ignore[arg-type]  # NumPy's stub takes it for an option
 
 
 def _equal(a: Mapping[str, Column], b: Mapping[str, Column]) -> bool:
@@ -281,19 +279,16 @@ def _finish(
             "name the folder that holds the images"
         )
     pixels = np.memmap(store / "images.part", np.uint8, "r", shape=(len(done), size, size, 3))
-    counts = np.zeros((3, 256), np.int64)
     digest = hashlib.sha256()
     with replacing(store / "images.u8") as file:
         for start in range(0, len(kept), CHUNK):
             chunk = pixels[kept[start : start + CHUNK]]
             digest.update(chunk.tobytes())
             file.write(chunk.tobytes())
-            training = chunk[: max(num_train - start, 0)]
             if progress:
                 progress(start + len(chunk), len(kept), "writing")
-            for channel in range(3):
-                counts[channel] += np.bincount(training[..., channel].ravel(), minlength=256)
-    mean, std = moments(torch.from_numpy(counts).double())
+    train = np.memmap(store / "images.u8", np.uint8, "c", shape=(num_train, size, size, 3))
+    mean, std = mean_and_std(torch.from_numpy(train).permute(0, 3, 1, 2))
     left_out = np.flatnonzero(done != DONE).tolist()
     about = {
         **{"name": name, "size": size, "num_train": num_train},
