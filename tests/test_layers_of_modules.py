@@ -26,7 +26,7 @@ ORDER = [
     ["setup"],
     ["evaluation"],
     ["runs"],
-    ["report", "recipes"],
+    ["report", "recipes", "audit"],
     ["deploy"],
     ["fleet"],
     ["__init__"],  # what `import fedlens` offers

@@ -9,11 +9,14 @@ from typing import Annotated
 import typer
 
 from fedlens.cli.arguments import Json, Overrides, print_json
+from fedlens.cli.audit import audit_command
 from fedlens.config.experiment import Experiment
 from fedlens.config.sections import demand
 from fedlens.privacy.events import Neighbours, Release, Sampling
 
-privacy_app = typer.Typer(no_args_is_help=True, help="Plan differential privacy.")
+privacy_app = typer.Typer(no_args_is_help=True, help="Plan differential privacy, and attack a run.")
+
+privacy_app.command("audit")(audit_command)
 
 NEIGHBOURS = {
     "poisson": "one federation has one client more",

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from fedlens.algorithm.channel import packed as packed_numbers
 from fedlens.algorithm.channel import unpacked as unpacked_numbers
-from fedlens.core import Cohort, Facts, Memory, Plan, Tree
+from fedlens.core import Facts, Memory, Plan, Tree
 from fedlens.core.trees import bytes_of, map_tensors
 from fedlens.engines import Sequential
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.uploads import norm_of
-from fedlens.rounds.work import Part, Shared, Work
+from fedlens.rounds.work import Part, Shared, work_alone
 from fedlens.runs.checkpoint import from_bytes, to_bytes
 
 PARTS = ("update", "counters", "extra", "scalars", "channel_scalars")
@@ -110,24 +110,6 @@ def declared(program: ClientProgram, engine: Sequential, shared: Shared) -> Tree
     memory = program.memory(params, buffers, told)
     (part,) = engine.map(program, shared, work_alone(plan, zero, facts, memory))
     return sent(part)
-
-
-def work_alone(plan: Plan, keys: Tensor, facts: Facts, memory: Memory) -> Work:
-    """The work of clients that know nothing about the rest of the cohort."""
-    count = len(keys)
-    ones = torch.ones(count, dtype=torch.float64)
-    cohort = Cohort(
-        clients=torch.zeros(count, dtype=torch.int64),
-        sizes=facts.size,
-        steps=plan.steps,
-        size_shares=ones,
-        label_shares=None,
-        num_clients=count,
-        num_examples=int(facts.size.sum()),
-    )
-    return Work(
-        plan, keys, facts, [memory] * count, ones, cohort, cohort_sizes=(count,), rounds=(0,)
-    )
 
 
 def mismatch(given: Tree, expected: Tree) -> str | None:

@@ -31,7 +31,7 @@ from fedlens.fleet.terms import Terms
 from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.cohorts import DRAW
-from fedlens.rounds.work import Shared, exact_model
+from fedlens.rounds.work import Shared, exact_model, work_alone
 from fedlens.runs.checkpoint import from_bytes, to_bytes
 from fedlens.runs.settings import torch_settings
 from fedlens.setup.algorithm import make_algorithm
@@ -133,7 +133,7 @@ class Site:
         holdings = task.holdings.take(torch.zeros(len(several), dtype=torch.int64))
         plan = algorithm.draw(holdings, keys.fold(several, DRAW))
         facts = map_tensors(task.facts, lambda t: t.expand(len(several), *t.shape[1:]))
-        work = payload.work_alone(plan, several, facts, memory)
+        work = work_alone(plan, several, facts, memory)
         sent: Tree = {}
         kept = False
         # One thread where a worker process has one, for bit-identical results.

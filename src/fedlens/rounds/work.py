@@ -90,6 +90,24 @@ class Work:
         return tuple(found)
 
 
+def work_alone(plan: Plan, keys: Tensor, facts: Facts, memory: Memory) -> Work:
+    """The work of clients that know nothing about the rest of the cohort."""
+    count = len(keys)
+    ones = torch.ones(count, dtype=torch.float64)
+    cohort = Cohort(
+        clients=torch.zeros(count, dtype=torch.int64),
+        sizes=facts.size,
+        steps=plan.steps,
+        size_shares=ones,
+        label_shares=None,
+        num_clients=count,
+        num_examples=int(facts.size.sum()),
+    )
+    return Work(
+        plan, keys, facts, [memory] * count, ones, cohort, cohort_sizes=(count,), rounds=(0,)
+    )
+
+
 Span = tuple[int, int, int]
 Spans = tuple[Span, ...]
 

@@ -1,0 +1,152 @@
+"""The page of an audit: what was tried, what it found, and what that does not say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedlens.audit.membership import Membership, Roc
+from fedlens.audit.reconstruction import Reconstruction
+from fedlens.report.blocks import Block, Curves, Facts, Line, Samples, Table, Text
+
+ALARMS = 0.001, 0.01  # shares of false alarms at which an attack is judged
+DELTA = 1e-5
+POINTS = np.geomspace(1e-4, 1, 81)  # of a curve
+RECOGNISED = 20.0  # decibels, from which on most people recognise a small image
+NOTHING = "That these attacks found nothing does not mean that there is nothing to find."
+
+
+def measured(found: Membership) -> dict[str, Any]:
+    """The numbers of the membership attack, for JSON."""
+    roc = found.roc()
+    return {
+        "shadows": len(found.member),
+        "examples": len(found.labels),
+        "epsilon_at_least": found.bound(DELTA),
+        "area": roc.area,
+        "area_without_shadows": found.roc(plain=True).area,
+        **{f"found_at_{alarms:g}": roc.true_at(alarms) for alarms in ALARMS},
+        "unseen_accuracy": float(found.accuracy.mean()),
+    }
+
+
+def rebuilt(found: Sequence[Reconstruction]) -> list[dict[str, Any]]:
+    """The numbers of each reconstruction, for JSON."""
+    return [
+        {
+            "examples": len(one.labels),
+            "psnr": one.psnr.tolist(),
+            "ssim": one.ssim.tolist(),
+            "labels_found": one.right_labels,
+            "cosine": one.cosine,
+        }
+        for one in found
+    ]
+
+
+def blocks(
+    membership: Membership, found: Sequence[Reconstruction], classes: Sequence[str]
+) -> list[Block]:
+    """The page's blocks, most important first."""
+    roc, plain = membership.roc(), membership.roc(plain=True)
+    of_images = [
+        Table(
+            title="Images from one client's upload",
+            caption=f"From a signal-to-noise ratio (PSNR) of about {RECOGNISED:g} dB on, or a "
+            "structural similarity (SSIM) near 1, an image is recognised at once; outlines show "
+            "long before. The attacker is the server, in the first round.",
+            header=["images that the client has", "best PSNR, dB", "mean SSIM", "labels found"],
+            rows=[
+                [
+                    len(one.labels),
+                    round(float(one.psnr.max()), 1),
+                    round(float(one.ssim.mean()), 3),
+                    f"{one.right_labels} of {len(one.labels)}",
+                ]
+                for one in found
+            ],
+        ),
+        Samples(
+            title="Originals, and what came back",
+            caption="Of each pair of rows the second was computed from the client's upload alone.",
+            rows=[
+                (f"of {len(one.labels)}: {what}", [_pixels(image) for image in images[:8]])
+                for one in found
+                for what, images in (("originals", one.originals), ("found", one.found))
+            ],
+        ),
+    ]
+    return [
+        Facts(
+            title="Who was in the training data?",
+            caption="The bound of ε holds with 95% confidence, for δ = 1e-5 (Steinke et al., 2023)."
+            " A run that claims a smaller ε is not as private as it claims.",
+            facts={
+                "found at 0.1% false alarms": f"{100 * roc.true_at(0.001):.2f}%",
+                "found at 1% false alarms": f"{100 * roc.true_at(0.01):.2f}%",
+                "area, 0.5 by chance": f"{roc.area:.3f}",
+                "ε of an example, at least": f"{membership.bound(DELTA):.2f}",
+                "shadow runs": f"{len(membership.member)}",
+                "examples": f"{len(membership.labels):,}",
+            },
+        ),
+        Curves(
+            title="Members found against false alarms",
+            caption="The attack has the model's confidence in an example's label. With shadow runs "
+            "it knows how confident such a model is if it was trained on the example, and if not. "
+            f"{NOTHING}",
+            lines=[
+                _curve("with shadow runs", roc),
+                _curve("without", plain),
+                Line("by chance", POINTS.tolist(), POINTS.tolist(), style="dotted"),
+            ],
+            x_label="share of false alarms",
+            y_label="share of members found",
+            log_x=True,
+            log_y=True,
+        ),
+        Table(
+            title="By class",
+            caption="At 1% false alarms within the class.",
+            header=["class", "examples", "found", "area"],
+            rows=_rows(membership, membership.labels, classes),
+            folded=True,
+        ),
+        Table(
+            title="By client",
+            caption="At 1% false alarms within the client's examples.",
+            header=["client", "examples", "found", "area"],
+            rows=_rows(membership, membership.clients),
+            folded=True,
+        ),
+        *(of_images if found else ()),
+        Text(
+            title="What this does not say",
+            paragraphs=[
+                f"{NOTHING} A stronger attacker, with more shadow runs, with every model of the "
+                "run, or with data of its own, may find more. Only a guarantee of differential "
+                "privacy bounds all attackers, of its unit and with its ε.",
+            ],
+        ),
+    ]
+
+
+def _curve(name: str, roc: Roc) -> Line:
+    return Line(name, POINTS.tolist(), [roc.true_at(alarms) or None for alarms in POINTS])
+
+
+def _rows(found: Membership, group: Any, names: Sequence[str] | None = None) -> list[list[Any]]:
+    rows = []
+    for one in np.unique(group)[:100].tolist():
+        which = group == one
+        roc = found.roc(which)
+        name = one if names is None else names[one]
+        rows.append([name, int(which.sum()), f"{100 * roc.true_at(0.01):.1f}%", round(roc.area, 3)])
+    return rows
+
+
+def _pixels(image: Any) -> Any:  # [H, W] or [H, W, 3] uint8
+    pixels = (image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
+    return pixels[..., :3] if pixels.shape[2] >= 3 else pixels[..., 0]

@@ -1,0 +1,46 @@
+"""`fedlens privacy audit`: its page, its numbers, and its refusals."""
+
+import json
+
+import pytest
+
+from tests.command_line import EXPERIMENT, only_line
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "experiment.toml"
+    path.write_text(EXPERIMENT)
+    return path
+
+
+def test_an_audit_has_a_page_and_numbers(fedlens, file, tmp_path):
+    out = tmp_path / "audit"
+    done = fedlens("privacy", "audit", file, "--shadows", 4, "--out", out, "--json", "-q")
+    assert (done.status, done.err) == (0, "")
+    found = json.loads(done.out)
+    assert found["membership"]["shadows"] == 4
+    assert 0.4 < found["membership"]["area"] < 0.6
+    assert [one["examples"] for one in found["reconstruction"]] == [1, 4]
+    page = (out / "report.html").read_text()
+    for words in ("Members found against false alarms", "By client", "does not mean that there is"):
+        assert words in page
+    again = fedlens("privacy", "audit", file, "--shadows", 4, "--out", out)
+    assert again.status == 2
+    assert only_line(again.err, "--overwrite")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--shadows", 3], "4 or more"),
+        (["--client", 70], "client is 70"),
+        (["clients.count=0"], "count"),
+        (["rounds=0"], "rounds"),
+    ],
+)
+def test_mistakes_are_told_before_anything_trains(fedlens, file, tmp_path, words, why):
+    done = fedlens("privacy", "audit", file, *words, "--out", tmp_path / "a", "-q")
+    assert done.status == 2
+    assert only_line(done.err, why)
+    assert not (tmp_path / "a").exists()
