@@ -9,7 +9,7 @@ from statistics import fmean
 from fedlens.config.names import OF_ROUND
 from fedlens.evaluation.measures import OF_MODEL
 from fedlens.report.blocks import Block, Curves, Line, Style
-from fedlens.report.groups import MANY, Group, best_round, curve, off_if_many
+from fedlens.report.groups import MANY, Group, best_round, curve, in_all, off_if_many
 from fedlens.report.numbers import format_number, format_place
 from fedlens.runs.records import PART_NAMES, Run, is_number, number, recorded_as
 
@@ -151,13 +151,10 @@ def cost_blocks(groups: Sequence[Group], part: str) -> Iterator[Curves]:
 
 def _by_cost(one: Group, metric: str, columns: Sequence[str], unit: float) -> Line:
     """Mean cost and mean accuracy over repeats, for the rounds that all of them recorded."""
-    curves = [_spent(run, metric, columns) for run in one.runs if run.has(metric)]
-    rounds = sorted(set.intersection(*map(set, curves))) if curves else []
-    if not any(sum(number(row.get(name)) or 0.0 for name in columns) for row in one.runs[0].rounds):
-        rounds = []
-    xs, ys = (
-        [fmean(curve[round][side] for curve in curves) for round in rounds] for side in (0, 1)
-    )
+    shared = in_all([_spent(run, metric, columns) for run in one.runs if run.has(metric)])
+    if not any(number(row.get(name)) for row in one.runs[0].rounds for name in columns):
+        shared = {}
+    xs, ys = ([fmean(p[side] for p in points) for points in shared.values()] for side in (0, 1))
     return Line(one.name, [x / unit for x in xs], ys)
 
 

@@ -536,7 +536,7 @@ FIGURES: dict[type[Block], Callable[[Any], Figure]] = {
 
 
 def _figure(block: Drawn) -> Figure:
-    return FIGURES[type(block)](block)
+    return next(draw(block) for kind, draw in FIGURES.items() if isinstance(block, kind))
 
 
 def for_page(svg: str, name: str) -> str:

@@ -120,14 +120,17 @@ def curve(one: Group, metric: str, style: Style = "solid") -> Line:
     shared = in_all([dict(zip(*run.curve(metric), strict=True)) for run in runs])
     if len(runs) < 2:
         return Line(one.name, list(shared), [value for (value,) in shared.values()], style=style)
-    sound = [all(map(math.isfinite, values)) for values in shared.values()]
-    means, spreads = (
-        [of(values) if ok else math.nan for values, ok in zip(shared.values(), sound, strict=True)]
-        for of in (fmean, stdev)
-    )
-    lows = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
-    highs = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
+    points = [around(values) for values in shared.values()]
+    means, lows, highs = ([point[side] for point in points] for side in range(3))
     return Line(one.name, list(shared), means, lows, highs, style)
+
+
+def around(values: Sequence[float]) -> tuple[float, float, float]:
+    """The mean of values, and the ends of ± one standard deviation; NaN if some are not finite."""
+    if not all(map(math.isfinite, values)):
+        return math.nan, math.nan, math.nan
+    mean, std = fmean(values), stdev(values)
+    return mean, mean - std, mean + std
 
 
 def in_all(curves: Sequence[Mapping[int, T]]) -> dict[int, list[T]]:

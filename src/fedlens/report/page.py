@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.report.artists import Artists, Drawing, save_all
-from fedlens.report.blocks import FORMATS, Block, Curves, Table, Text, is_drawn, places
+from fedlens.report.blocks import FORMATS, Block, Curves, Facts, Table, Text, is_drawn, places
 from fedlens.report.numbers import LARGE, Cell, format_number
 from fedlens.runs.records import is_number
 from fedlens.storage.files import write_atomically
@@ -117,7 +117,8 @@ def html(
 
 
 def _kind(block: Block) -> str:
-    return "figures" if is_drawn(block) else type(block).__name__.lower()
+    own = (kind.__name__.lower() for kind in (Table, Facts, Text) if isinstance(block, kind))
+    return next(own, "figures")
 
 
 def _arranged(figures: Sequence[Shown], leads: bool) -> list[Shown]:

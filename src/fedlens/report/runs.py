@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 from fedlens.report.artists import Artists, Drawing
 from fedlens.report.blocks import Block, Curves, Facts, Intervals, Marks, Table, Text
@@ -17,6 +17,7 @@ from fedlens.report.curves import cost_blocks, curve_blocks, measure_blocks, sch
 from fedlens.report.groups import (
     MANY,
     Group,
+    around,
     best_first,
     data_names,
     different_data,
@@ -203,8 +204,7 @@ def _around(one: Group, part: str) -> tuple[float | None, float | None, float | 
     """The final accuracy of a group, and the ends of what is drawn around it."""
     values = one.finals(f"{part}_accuracy")
     if len(values) > 1:
-        mean, std = fmean(values), stdev(values)
-        return mean, mean - std, mean + std
+        return around(values)
     return values[0] if values else None, *(final_interval(one.runs[0], part) or (None, None))
 
 
