@@ -84,7 +84,7 @@ def evaluate_command(
     """Test the model of a run on other images with known classes."""
     from fedlens.deploy.classifier import load
     from fedlens.deploy.testing import tested_on, training_files
-    from fedlens.report.numbers import NONE, format_number
+    from fedlens.report.holdings import measured
     from fedlens.report.tables import table
     from fedlens.storage.reading import printable
 
@@ -112,12 +112,10 @@ def evaluate_command(
     for key in ("by_class", "by_client"):
         kind = key.removeprefix("by_")
         rows += [(kind, name, about) for name, about in found.get(key, {}).items()]
-    body = []
-    for kind, name, about in rows:
-        low, high = (format_number(end, True) for end in about["interval"])
-        interval = f"{low} to {high}" if about["images"] else NONE
-        share = format_number(about["accuracy"], True)
-        body.append([kind, name, str(about["images"]), share, interval])
+    body = [
+        [kind, name, str(about["images"]), *measured(about["accuracy"], about["images"])]
+        for kind, name, about in rows
+    ]
     print(table(["", "", "images", "accuracy", "95% interval"], body))
     print(f"macro F1 {found['f1']:.3f}, loss {found['loss']:.3f}")
 
