@@ -476,9 +476,9 @@ def _classes(run: Run, num_classes: int) -> list[str]:
 
 def matrix(value: Any) -> Array | None:
     """The value as a matrix of whole numbers, or None if it is not one."""
-    if not isinstance(value, list) or not value or not all(isinstance(row, list) for row in value):
+    if not isinstance(value, list) or not all(isinstance(row, list) for row in value):
         return None
-    if len({len(row) for row in value}) > 1 or not value[0]:
+    if len({len(row) for row in value}) != 1 or not value[0]:
         return None
     if not all(type(cell) is int and 0 <= cell < 2**31 for row in value for cell in row):
         return None
@@ -525,17 +525,16 @@ def _outcome_tiles(run: Run, title: str) -> Tiles:
     columns = [_outcomes(row) for row in rounds]
     everyone = sorted({client for column in columns for client in column})
     clients = _thinned(everyone, MOST_CLIENTS)
-    named = [name for name in OUTCOMES if any(name in column.values() for column in columns)]
-    legend = "; ".join(f"{name}: {MEANINGS[name]}" for name in named)
+    named = {name for column in columns for name in column.values()}
+    legend = "; ".join(f"{name}: {MEANINGS[name]}" for name in OUTCOMES if name in named)
+    caption = f"What became of each client that was asked, round by round. {legend}."
+    shown: dict[str, tuple[list[Any], list[Any]]]
+    shown = {"clients": (clients, everyone), "rounds": (rounds, everything)}
     some = [
-        f"{len(shown)} of {total} {what} are shown"
-        for shown, total, what in (
-            (clients, len(everyone), "clients"),
-            (rounds, len(everything), "rounds"),
-        )
-        if len(shown) < total
+        f"{len(those)} of {len(every)} {what} are shown"
+        for what, (those, every) in shown.items()
+        if len(those) < len(every)
     ]
-    caption = "What became of each client that was asked, round by round. " + legend + "."
     return Tiles(
         title=title,
         caption=caption + (f" {', '.join(some).capitalize()}." if some else ""),
@@ -550,20 +549,18 @@ def _outcome_tiles(run: Run, title: str) -> Tiles:
 
 def _outcomes(row: dict[str, Any]) -> dict[int, str]:
     """The outcome of each client in a record; one that failed and then reported has reported."""
-    found: dict[int, str] = {}
     failed = row.get("failed")
-    for name, clients in failed.items() if isinstance(failed, dict) else ():
-        if name in OUTCOMES and isinstance(clients, list):
-            found |= {int(client): name for client in clients if is_number(client)}
-    taken = row.get("clients")
-    for client in taken if isinstance(taken, list) else ():
-        if is_number(client):
-            found[int(client)] = REPORTED
-    return found
+    told = {**(failed if isinstance(failed, dict) else {}), REPORTED: row.get("clients")}
+    return {
+        int(client): name
+        for name, clients in told.items()
+        if name in OUTCOMES and isinstance(clients, list)
+        for client in clients
+        if is_number(client)
+    }
 
 
 def _thinned(values: Sequence[Any], most: int) -> list[Any]:
     """At most `most` of the values, evenly spaced."""
-    if len(values) <= most:
-        return list(values)
-    return [values[len(values) * i // most] for i in range(most)]
+    count = min(most, len(values))
+    return [values[len(values) * i // count] for i in range(count)]

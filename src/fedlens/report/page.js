@@ -22,6 +22,10 @@
     String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
   const colour = (place) => `var(--run-${place % 9})`;
 
+  // A piece of a line, for legends.
+  const stroke = (style, ink, mark = "") =>
+    `<svg viewBox="0 0 28 12" aria-hidden="true"><path d="M1,6H27" style="stroke:${ink};stroke-width:${WIDTHS[style]};stroke-dasharray:${DASHES[style]}"/>${mark}</svg>`;
+
   const grouped = (number) => number.toLocaleString("en-US", { maximumFractionDigits: 8 });
 
   function written(value, percent) {
@@ -119,10 +123,7 @@
     }
 
     swatch(line) {
-      return (
-        `<svg viewBox="0 0 28 12" aria-hidden="true"><path d="M1,6H27" style="stroke:${colour(line.place)};stroke-width:${WIDTHS[line.style]};stroke-dasharray:${DASHES[line.style]}"/>` +
-        `${line.style === "solid" ? this.mark([14, 6], line.place, 3.4) : ""}</svg>`
-      );
+      return stroke(line.style, colour(line.place), line.style === "solid" ? this.mark([14, 6], line.place, 3.4) : "");
     }
 
     makeLegend() {
@@ -143,10 +144,7 @@
         this.legend.append(entry);
         return { name, line, entry };
       });
-      const keys = this.data.keys.map(
-        ([style, meaning]) =>
-          `<span><svg viewBox="0 0 28 12" aria-hidden="true"><path d="M1,6H27" style="stroke:var(--soft);stroke-width:${WIDTHS[style]};stroke-dasharray:${DASHES[style]}"/></svg>${escaped(meaning)}</span>`,
-      );
+      const keys = this.data.keys.map(([style, meaning]) => `<span>${stroke(style, "var(--soft)")}${escaped(meaning)}</span>`);
       if (keys.length) {
         const shown = document.createElement("p");
         shown.className = "styles";
@@ -206,16 +204,13 @@
         this.drag = null;
         this.draw();
       });
-      svg.addEventListener("pointerleave", () => {
-        if (this.drag) return;
+      const leave = () => {
         this.hover = null;
         this.draw();
-      });
+      };
+      svg.addEventListener("pointerleave", () => this.drag || leave());
       svg.addEventListener("dblclick", () => this.zoom(null));
-      svg.addEventListener("blur", () => {
-        this.hover = null;
-        this.draw();
-      });
+      svg.addEventListener("blur", leave);
       this.reset.addEventListener("click", () => {
         this.zoom(null);
         svg.focus();
