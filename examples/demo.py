@@ -35,7 +35,7 @@ def main() -> None:
     folders = []
     for name, changes in ALGORITHMS.items():
         described = experiment(**changes)
-        with progress.rounds(f"{name:<8}", described.rounds) as watch:
+        with progress.in_rounds(f"{name:<8}", described.rounds) as watch:
             fl.run(described, FOLDER / name, overwrite=True, watch=watch)
         folders.append(FOLDER / name)
     page = report(folders)

@@ -14,7 +14,7 @@ from fedlens.fleet.terms import check_possible
 from fedlens.report.blocks import Curves, Intervals, Table
 from fedlens.report.holdings import client_header, client_rows, worth
 from fedlens.report.runs import run_blocks
-from fedlens.runs.progress import rounds
+from fedlens.runs.progress import in_rounds
 from fedlens.runs.records import read
 from tests.later import Later
 from tests.toys import toy
@@ -189,7 +189,7 @@ def test_what_is_trained_besides_tells_how_far_it_is(capsys):
     fl.run(described(local_only=True), watch=told.append, progress=False)
     passes = [record["alone"] for record in told if "alone" in record]
     assert passes == [1, 2, 3] and told[-1] == {"alone": 3, "of": 3}
-    with rounds("x", 3) as watch:
+    with in_rounds("x", 3) as watch:
         for record in told:
             watch(record)
     assert "x: training clients by themselves, pass 3/3\n" in capsys.readouterr().err
@@ -199,7 +199,7 @@ def test_fine_tuning_is_called_that_while_it_goes_on(capsys):
     told: list[dict[str, Any]] = []
     fl.run(described(fine_tune=2), watch=told.append, progress=False)
     assert told[-1] == {"tuned": 2, "of": 2}
-    with rounds("x", 3) as watch:
+    with in_rounds("x", 3) as watch:
         watch(told[-1])
     assert capsys.readouterr().err == "x: fine-tuning each client's model, pass 2/2\n"
 

@@ -92,7 +92,7 @@ def test_a_terminal_that_cannot_draw_bars_has_lines(clock, capsys, monkeypatch, 
         count(2, 2)
     with progress.working("making a"):
         pass
-    with progress.rounds("a", 2) as watch:
+    with progress.in_rounds("a", 2) as watch:
         watch({"round": 1, "train_loss": 1.0})
     assert capsys.readouterr().err.splitlines() == [
         "images: 2/2",
@@ -102,7 +102,7 @@ def test_a_terminal_that_cannot_draw_bars_has_lines(clock, capsys, monkeypatch, 
 
 
 def test_images_that_are_decoded_are_counted_before_the_first_round(clock, capsys):
-    with progress.rounds("a", 4) as watch:
+    with progress.in_rounds("a", 4) as watch:
         tell = progress.decoding(watch)
         assert tell is not None
         for number in range(1, 5):
@@ -114,7 +114,7 @@ def test_images_that_are_decoded_are_counted_before_the_first_round(clock, capsy
 
 
 def test_rounds_that_are_done_again_end_no_run(clock, capsys):
-    with progress.rounds("a", 9, done=9) as watch:  # of which the last checkpoint is damaged
+    with progress.in_rounds("a", 9, done=9) as watch:  # of which the last checkpoint is damaged
         for number in (8, 9):
             clock[0] += 3
             watch({"round": number, "train_loss": 1.0})
@@ -126,14 +126,14 @@ def test_rounds_that_are_done_again_end_no_run(clock, capsys):
 
 def test_what_the_first_round_took_to_start_is_not_expected_of_the_others(clock, capsys):
     """Two points side by side: 60 s until both have one round, and 4 s for the next of both."""
-    with progress.rounds("a", 20) as watch:
+    with progress.in_rounds("a", 20) as watch:
         for number in range(4):
             clock[0] += (60, 0, 4, 0)[number]
             watch({"done": number + 1, "point": "b", "round": 1, "train_loss": 1.0})
     told = [line.partition("train loss 1.000")[2] for line in capsys.readouterr().err.splitlines()]
     assert told == ["", "  about 34 s left"]  # after 3 of 20: two in 4 s since the first
 
-    with progress.rounds("a", 4) as watch:
+    with progress.in_rounds("a", 4) as watch:
         for number, seconds in ((1, 9), (2, 3)):
             clock[0] += seconds
             watch({"round": number, "train_loss": 1.0})
@@ -143,7 +143,7 @@ def test_what_the_first_round_took_to_start_is_not_expected_of_the_others(clock,
 
 def test_rounds_are_expected_to_take_what_was_estimated_of_them(clock, capsys):
     """Ten of 8 s, then a thousand of a tenth: after two of the first there are 164 s to go."""
-    with progress.rounds("a", 1010) as watch:
+    with progress.in_rounds("a", 1010) as watch:
         for done, left in ((1, 172.0), (2, 164.0)):
             clock[0] += 8
             record = {"done": done, "left": left, "point": "b", "round": done, "train_loss": 1.0}
@@ -153,14 +153,14 @@ def test_rounds_are_expected_to_take_what_was_estimated_of_them(clock, capsys):
 
 
 def test_what_a_server_waited_for_its_sites_is_not_expected_of_rounds(clock, capsys):
-    with progress.rounds("a", 11) as watch:
+    with progress.in_rounds("a", 11) as watch:
         clock[0] += 3600
         watch({"round": 1, "train_loss": 1.0, "seconds": 4.0, "evaluation_seconds": 2.0})
     assert capsys.readouterr().err == "a: round 1/11  train loss 1.000  about 60 s left\n"
 
 
 def test_in_a_long_round_one_sees_how_many_clients_have_trained(clock, capsys):
-    with progress.rounds("a", 5) as watch:
+    with progress.in_rounds("a", 5) as watch:
         for trained in (1, 2, 3):
             clock[0] += 8
             watch({"trained": trained, "of": 4, "share": trained / 4})
@@ -178,7 +178,7 @@ def test_in_a_long_round_one_sees_how_many_clients_have_trained(clock, capsys):
 
 def test_without_a_terminal_every_evaluation_is_a_line(clock, capsys):
     """What is shown within a round, or shortly before, takes no result's place."""
-    with progress.rounds("a", 9) as watch:
+    with progress.in_rounds("a", 9) as watch:
         for number in range(1, 6):
             clock[0] += 12
             watch({"trained": 1, "of": 4})
@@ -194,7 +194,7 @@ def test_without_a_terminal_every_evaluation_is_a_line(clock, capsys):
 def test_a_terminal_shows_the_clients_of_a_round_beside_the_last_one(clock, capsys, monkeypatch):
     on_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "200")
-    with progress.rounds("a", 5, 1) as watch:
+    with progress.in_rounds("a", 5, 1) as watch:
         watch({"round": 2, "train_loss": 1.0, "test_accuracy": 0.5})
         watch({"tested": 300, "of": 4000, "point": "b"})
     shown = capsys.readouterr().err
@@ -210,7 +210,7 @@ def drawn(clock, capsys, monkeypatch):
         on_terminal(monkeypatch)
         monkeypatch.setenv("COLUMNS", str(width))
         monkeypatch.setenv("NO_COLOR", "1")
-        with progress.rounds(name, 400) as watch:
+        with progress.in_rounds(name, 400) as watch:
             for seconds, record in told:
                 clock[0] += seconds
                 watch(record)
@@ -347,7 +347,7 @@ def test_in_a_sweep_the_clients_of_a_round_are_those_of_a_point(monkeypatch):
 
 def test_the_first_round_of_a_sweep_has_an_estimate_and_keeps_it_until_the_next(clock, capsys):
     """Its point has rounds of 20 s, of which 30 are left, or what takes as long as these."""
-    with progress.rounds("a", 50) as watch:
+    with progress.in_rounds("a", 50) as watch:
         for trained in (1, 2):
             clock[0] += 10
             told = {"trained": trained, "of": 2, "share": trained / 2, "rounds": 30.0, "point": "b"}
@@ -407,7 +407,7 @@ def test_whoever_runs_an_experiment_is_told_of_images_that_are_decoded(tmp_path)
 
 
 def test_intervals_are_among_what_is_done_besides_rounds(clock, capsys):
-    with progress.rounds("a", 4) as watch:
+    with progress.in_rounds("a", 4) as watch:
         for number in range(1, 5):
             clock[0] += 1.5
             watch({"drawn": number, "of": 4})

@@ -128,7 +128,7 @@ def test_progress_is_shown_to_people_unless_told(told, terminal, monkeypatch, ca
 @pytest.mark.parametrize("on_a_terminal", [False, True])
 def test_names_in_progress_move_no_cursor(monkeypatch, capsys, on_a_terminal):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: on_a_terminal)
-    with progress.rounds("[b]\x1b]0;title\x07", 1) as watch:
+    with progress.in_rounds("[b]\x1b]0;title\x07", 1) as watch:
         watch({"round": 1, "done": 1, "point": "p\x1b[2J[/b]", "train_loss": 0.5})
     told = capsys.readouterr().err
     assert r"[b]\x1b]0;title\x07" in told and r"p\x1b[2J[/b]" in told

@@ -319,7 +319,7 @@ def test_a_twin_needs_something_to_be_compared_on():
 
 
 def test_progress_says_that_the_twin_is_trained(capsys):
-    with progress.rounds("a", 4) as watch:
+    with progress.in_rounds("a", 4) as watch:
         fl.run(described(), watch=watch)
     first, second, third, *_ = capsys.readouterr().err.splitlines()
     assert first.startswith("a: training its centralised twin, pass 1/2  train loss ")
@@ -340,7 +340,7 @@ def test_progress_says_how_many_clients_are_counted_and_a_watch_of_ones_own_is_n
     assert [record for record in within if "planned" in record] == told
     assert not any("planned" in record for record in records)
     monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
-    with progress.rounds("a", 4) as watch:
+    with progress.in_rounds("a", 4) as watch:
         watch(told[0])
     assert capsys.readouterr().err == "a: counting what clients train on, client 0/6\n"
 
@@ -349,7 +349,7 @@ def test_clients_are_counted_from_none_in_what_is_left(monkeypatch, capsys):
     """Two of six in 4 s: the other four take 8."""
     now = [0.0]
     monkeypatch.setattr("fedlens.runs.progress.time.monotonic", lambda: now[0])
-    with progress.rounds("a", 4) as watch:
+    with progress.in_rounds("a", 4) as watch:
         watch({"planned": 0, "of": 6})
         now[0] += 4
         watch({"planned": 2, "of": 6})

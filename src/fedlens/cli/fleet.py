@@ -15,8 +15,7 @@ from fedlens.cli.arguments import DataFolder, ExperimentFile, Json, Overrides, Q
 from fedlens.cli.stopping import Stopped
 from fedlens.config.experiment import Experiment
 from fedlens.fleet import CACHE
-from fedlens.runs.progress import rounds as in_rounds
-from fedlens.runs.progress import shown
+from fedlens.runs.progress import in_rounds, shown
 from fedlens.storage.locks import one_writer
 from fedlens.storage.reading import argument, printable
 from fedlens.storage.run_files import can_go_on, identity

@@ -24,8 +24,7 @@ from fedlens.cli.arguments import (
 )
 from fedlens.cli.stopping import Stopped
 from fedlens.recipes import ScaleName
-from fedlens.runs.progress import counted, percent, shown, span
-from fedlens.runs.progress import rounds as in_rounds
+from fedlens.runs.progress import counted, in_rounds, percent, shown, span
 from fedlens.storage.reading import printable
 
 if TYPE_CHECKING:

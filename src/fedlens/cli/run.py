@@ -7,7 +7,7 @@ import json
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,8 +34,7 @@ from fedlens.cli.stopping import Stopped
 from fedlens.config.experiment import Experiment
 from fedlens.config.names import EngineName
 from fedlens.config.options import check
-from fedlens.runs.progress import decoding, shown
-from fedlens.runs.progress import rounds as in_rounds
+from fedlens.runs.progress import decoding, in_rounds, shown
 from fedlens.storage.reading import argument, printable, reason
 from fedlens.storage.run_files import (
     EXPERIMENT,
@@ -87,7 +86,7 @@ def run_command(
         described = Experiment.read(experiment, given)
     name_cluster(ray_address, [described.engine])
     wanted = Path("runs") / experiment.stem
-    place = _reserved(wanted) if out is None and not overwrite else nullcontext(out or wanted)
+    place = _placed(out or wanted, overwrite) if out or overwrite else _reserved(wanted)
     # Started before PyTorch is imported, so that matplotlib is imported at the same time.
     with artists() as drawing:
         folder, status = _run(described, place, overwrite, data, track or (), quiet)
@@ -105,15 +104,12 @@ def _run(
     """Run the experiment in the folder of `place`; return the folder and the status."""
     from fedlens.data import statistics
     from fedlens.runs.beforehand import say_beforehand
-    from fedlens.runs.folder import check_free
     from fedlens.runs.loop import run_to_end
     from fedlens.runs.run import start
     from fedlens.runs.track import tracking
     from fedlens.runs.watching import all_of
     from fedlens.setup import build
 
-    if isinstance(place, nullcontext):
-        check_free(place.enter_result, overwrite, "choose another --out, or add --overwrite")
     with (
         place as folder,
         _resume_hint(folder, replaced=identity(folder)),
@@ -236,6 +232,15 @@ def _step_size(chosen: Mapping[str, Any]) -> str:
         if f"{own}.gamma" in chosen and chosen.get(f"{own}.local") != "training":
             return f"{own}.gamma"
     return "local.lr"
+
+
+@contextmanager
+def _placed(folder: Path, overwrite: bool) -> Iterator[Path]:
+    """A folder that was asked for, if a run may be written there."""
+    from fedlens.runs.folder import check_free
+
+    check_free(folder, overwrite, "choose another --out, or add --overwrite")
+    yield folder
 
 
 @contextmanager

@@ -27,8 +27,7 @@ from fedlens.cli.arguments import (
 from fedlens.cli.run import EXIT
 from fedlens.cli.stopping import Stopped
 from fedlens.config.experiment import Experiment
-from fedlens.runs.progress import counted, shown
-from fedlens.runs.progress import rounds as in_rounds
+from fedlens.runs.progress import counted, in_rounds, shown
 from fedlens.storage.reading import printable
 from fedlens.storage.run_files import UNSOUND
 

@@ -25,7 +25,7 @@ ECHO_COLUMNS = 4  # left free to the right of a bar: room for ^C twice
 
 
 @contextmanager
-def rounds(title: str, total: int, done: int = 0) -> Iterator[Watching]:
+def in_rounds(title: str, total: int, done: int = 0) -> Iterator[Watching]:
     """A watch over a run: a bar on a terminal, else a line every few seconds; both on stderr."""
     title = printable(title)
     with _bar(title) if _draws_bars() else nullcontext() as advance:

@@ -29,8 +29,7 @@ from fedlens.runs.manifest import (
     manifest,
     with_its_threads,
 )
-from fedlens.runs.progress import decoding, shown
-from fedlens.runs.progress import rounds as in_rounds
+from fedlens.runs.progress import decoding, in_rounds, shown
 from fedlens.runs.result import Result
 from fedlens.runs.twin import trained
 from fedlens.runs.watching import Watch, all_of, expect_watch

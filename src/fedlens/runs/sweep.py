@@ -22,7 +22,7 @@ from fedlens.runs.equal import is_run_of
 from fedlens.runs.folder import check_free
 from fedlens.runs.grid import naming
 from fedlens.runs.points import Point, build_point, into_stacks, run_stacks, sharing
-from fedlens.runs.progress import counted, decoding, is_aside, rounds, shown
+from fedlens.runs.progress import counted, decoding, in_rounds, is_aside, shown
 from fedlens.runs.result import Result
 from fedlens.runs.run import as_begun
 from fedlens.runs.spread import Spread, SpreadPoints
@@ -78,7 +78,7 @@ def sweep(
 
         made = prepare(points, out, overwrite=overwrite, data=source, watch=decoded)
     name = Path(out).name if out is not None else "sweep"
-    with shown(progress, rounds, name, made.total, made.done) as bar:
+    with shown(progress, in_rounds, name, made.total, made.done) as bar:
         return made.run(all_of(bar, watch), keep_states)
 
 
