@@ -9,7 +9,6 @@ import sys
 import tempfile
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, TextIO, cast
@@ -22,7 +21,7 @@ from fedlens.cli.arguments import FULL
 from fedlens.cli.completion import known_keys
 from fedlens.cli.stopping import INTERRUPTED, Stopped, heed_signals, stopped
 from fedlens.config import consent
-from fedlens.config.options import did_you_mean
+from fedlens.config.options import did_you_mean, nearest
 from fedlens.config.own_code import mistake_of
 from fedlens.storage.reading import printable, reason, shortened
 from fedlens.storage.run_files import RunFailed
@@ -187,7 +186,7 @@ def _near(error: click.NoSuchOption) -> str:
     """A suggestion of the nearest option. Click's own counts the dashes as matching letters."""
     taken = error.ctx.command.params if error.ctx else ()
     words = [name[2:] for one in taken for name in one.opts if name.startswith("--")]
-    near = get_close_matches(error.option_name.lstrip("-"), [*words, "help"], n=1)
+    near = nearest(error.option_name.lstrip("-"), [*words, "help"])
     return f"did you mean --{near[0]}?" if near else ""
 
 
