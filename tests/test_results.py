@@ -16,7 +16,7 @@ from fedlens.config.names import DATASETS
 from fedlens.recipes import RECIPES, slug
 from fedlens.recipes.hsu2020 import tables
 from fedlens.recipes.hsu2020.cifar import chosen, chosen_rate
-from fedlens.recipes.hsu2020.figure4_pilot import DIVERGED, best, best_rates
+from fedlens.recipes.hsu2020.figure4 import DIVERGED, best, best_rates
 from fedlens.recipes.recipe import Recipe, Recorded, Results, Scale, with_settings
 from fedlens.recipes.reproduce import blocks_of
 from fedlens.recipes.store import file_of, item_of, lay_out, read_index

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedlens.recipes import reproduce
-from fedlens.recipes.together import Together
+from fedlens.recipes.reproduce import Together
 
 # typer 0.20 asks click for names that click is about to drop.
 pytestmark = pytest.mark.filterwarnings("ignore:'click.utils:DeprecationWarning")

@@ -10,7 +10,7 @@ from fedlens.config.experiment import Named
 from fedlens.data.augment import Augment
 from fedlens.recipes import RECIPES
 from fedlens.recipes.experiments import experiments
-from fedlens.recipes.ghaemi.setting import dead_runs, living, outcome, reached
+from fedlens.recipes.ghaemi.algorithms import dead_runs, living, outcome, reached
 from fedlens.recipes.ghaemi.why_liadmm_fails import ABOUT_TRAINING, CONTROL
 from fedlens.recipes.page import beside
 from fedlens.recipes.recipe import Results, Scale

@@ -12,8 +12,8 @@ from fedlens.recipes import RECIPES
 from fedlens.recipes.hsu2020 import cifar
 from fedlens.recipes.hsu2020.cifar import Point, Rate, momenta, rates
 from fedlens.recipes.hsu2020.distributions import furthest_apart
-from fedlens.recipes.hsu2020.figure4_pilot import best, best_rates, to_store
-from fedlens.recipes.hsu2020.setting import at_budgets, schedule
+from fedlens.recipes.hsu2020.figure4 import best, best_rates, to_store
+from fedlens.recipes.hsu2020.setting import Method, at_budgets, schedule
 from fedlens.recipes.page import opening
 from fedlens.recipes.recipe import EMBEDDED, Results, Scale
 from fedlens.recipes.reproduce import reproduce
@@ -88,8 +88,8 @@ def test_a_mean_over_some_of_the_seeds_says_so():
     def run(rounds):
         return SimpleNamespace(rounds=[{"round": r, "test_accuracy": 0.5} for r in rounds])
 
-    runs: Any = {"a cell": [run((1, 2, 3)), run((1, 2)), run((1, 2, 3))]}
-    rows = [(("FedAvg",), "a cell", (31.3, 39.7, 43.9))]
+    runs: Any = {"FedAvg": [run((1, 2, 3)), run((1, 2)), run((1, 2, 3))]}
+    rows = {("", Method("FedAvg")): (31.3, 39.7, 43.9)}
     table = at_budgets(Results(Scale("smoke"), runs), rows, of=("method",), title="at rounds")
     assert [row[2::2] for row in table.rows] == [
         ["50.0 ± 0.0", "50.0 ± 0.0", "50.0 ± 0.0 (2 of 3)"]

@@ -8,7 +8,7 @@ import pytest
 from fedlens.recipes.fedavg_cifar10 import figures
 from fedlens.recipes.fedns.setting import CIFAR, FASHION
 from fedlens.recipes.ghaemi import algorithms
-from fedlens.recipes.ghaemi.setting import SPLITS, published
+from fedlens.recipes.ghaemi.algorithms import SPLITS, published
 from fedlens.recipes.hsu2020 import distributions, tables
 from fedlens.recipes.hsu2020.setting import STEPS, Method
 

@@ -17,7 +17,7 @@ from fedlens.config.experiment import Experiment
 from fedlens.recipes import RECIPES
 from fedlens.recipes.page import beside, curves, led_by_a_figure, opening
 from fedlens.recipes.recipe import Measured, Results, Scale
-from fedlens.recipes.reproduce import plan, reproduce, show, together
+from fedlens.recipes.reproduce import Together, plan, reproduce, show
 from fedlens.recipes.store import STORE
 from fedlens.recipes.stored import redraw
 from fedlens.report.blocks import Bars, Curves, Table
@@ -112,7 +112,7 @@ def test_what_is_done_is_kept_and_an_interrupted_reproduction_goes_on(tmp_path):
     with pytest.raises(Stopped):
         reproduce(name, "smoke", tmp_path / "out", watch=stop)
     left = plan(name, "smoke", tmp_path / "out")
-    runs = together([left])
+    runs = Together([left])
     assert runs.rounds_done == 3
     assert len(left.left) == len(left.cells) - 1
     reproduce(name, "smoke", tmp_path / "out", watch=lambda record: seen.append(record["done"]))
@@ -140,7 +140,7 @@ def test_a_folder_of_other_experiments_is_left_alone_unless_told(tmp_path):
         plan(name, "smoke", tmp_path / "out", overrides=["local.lr=0.2"])
     planned = plan(name, "smoke", tmp_path / "out", overrides=["local.lr=0.2"], overwrite=True)
     assert len(planned.left) == 2
-    together([planned]).run()
+    Together([planned]).run()
     assert all(read_status(place) == "finished" for place in planned.cells)
     assert show(planned).page.exists()
 

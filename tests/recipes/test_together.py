@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from fedlens.recipes import together as module
-from fedlens.recipes.reproduce import plan_all, reproduce, show, together
+from fedlens.recipes import reproduce as module
+from fedlens.recipes.reproduce import Together, plan_all, reproduce, show
 from fedlens.runs.sweep import prepare
 from fedlens.storage.locks import is_locked, one_writer
 from fedlens.storage.run_files import read_status
@@ -34,7 +34,7 @@ def apart(tmp_path_factory):
     """The models of both items, each run by itself where it finds nothing of the other."""
     root = tmp_path_factory.mktemp("apart")
     for item in ITEMS:
-        together(plan_all([item], "smoke", root / item / "alone")).run()
+        Together(plan_all([item], "smoke", root / item / "alone")).run()
     return {item: models(root / item / "alone") for item in ITEMS}
 
 
@@ -66,10 +66,10 @@ def run(root, items=ITEMS, stop_after=None, **options):
 
     planned = plan_all(items, "smoke", root, **options)
     if stop_after is None:
-        together(planned).run(watch)
+        Together(planned).run(watch)
     else:
         with pytest.raises(Stopped):
-            together(planned).run(watch)
+            Together(planned).run(watch)
     return seen
 
 
@@ -104,7 +104,7 @@ def test_of_a_run_that_both_have_begun_the_one_that_is_further_goes_on(tmp_path,
         options = {"overrides": ["rounds=4"], "only": [name]}
         run(tmp_path / f"{item}-smoke", [item], stop_after=rounds, **options)
     planned = plan_all(ITEMS, "smoke", tmp_path, overrides=["rounds=4"])
-    runs = together(planned)
+    runs = Together(planned)
     assert (runs.rounds_done, runs.rounds) == (3, 2 * NUM_ROUNDS)
     assert place(tmp_path, ITEMS[1], "fedavg-iid") in runs.left
     assert len(runs.left) == runs.count == NUM_RUNS
@@ -114,10 +114,10 @@ def test_of_a_run_that_both_have_begun_the_one_that_is_further_goes_on(tmp_path,
 
 def test_a_run_of_another_version_is_kept_but_not_shared(tmp_path):
     first, second = plan_all(ITEMS, "smoke", tmp_path, only=["iid, logits", "FedAvg, iid"])
-    together([first]).run()
+    Together([first]).run()
     manifest = place(tmp_path, ITEMS[0], "iid-logits") / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"fedlens": "0.0.1"}))
-    runs = together([first, second])
+    runs = Together([first, second])
     assert (runs.count, runs.rounds_done, runs.rounds) == (2, 2, 4)
     runs.run()
     shared = place(tmp_path, ITEMS[1], "fedavg-iid")
@@ -127,8 +127,8 @@ def test_a_run_of_another_version_is_kept_but_not_shared(tmp_path):
 
 def test_what_an_item_beside_has_done_is_not_left_to_do(tmp_path):
     first, second = ITEMS
-    together(plan_all([first], "smoke", tmp_path / "first")).run()
-    runs = together(plan_all([second], "smoke", tmp_path / "second"))
+    Together(plan_all([first], "smoke", tmp_path / "first")).run()
+    runs = Together(plan_all([second], "smoke", tmp_path / "second"))
     assert {place.name for place in runs.left}.isdisjoint(SHARED.values())
     assert len(runs.left) == runs.count - len(SHARED)
     assert runs.rounds_done == runs.rounds - sum(one.rounds for one in runs.left.values())
@@ -143,7 +143,7 @@ def test_a_stage_has_runs_of_several_items_and_no_more_than_are_made_ready(tmp_p
 
     monkeypatch.setattr(module, "prepare", seen)
     monkeypatch.setattr(module, "AT_ONCE", 6)
-    stages = [len(stage) for stage in together(plan_all(ITEMS, "smoke", tmp_path)).stages]
+    stages = [len(stage) for stage in Together(plan_all(ITEMS, "smoke", tmp_path)).stages]
     run(tmp_path)
     assert [len(names) for names in made] == stages == [6, 4]
     assert made[0][4:] == ["ghaemi/fedavg/non-iid-logits-lr-0.05", "ghaemi/fedadmm/fedadmm-iid"]
@@ -161,14 +161,14 @@ def test_runs_of_several_items_train_in_one_stack(tmp_path, monkeypatch):
     items = ["fedavg-cifar10/figure12", "fedavg-cifar10/figure14"]
     overrides, only = ["engine=stacked", "device=cpu"], ["FedAvg", "FedAvg, 1 a round"]
     planned = plan_all(items, "smoke", tmp_path, overrides=overrides, only=only)
-    together(planned).run()
+    Together(planned).run()
     assert stacks == [[f"{items[1]}/fedavg-1-a-round", f"{items[0]}/fedavg"]]
     assert [one.left for one in planned] == [{}, {}]
 
 
 def test_what_starts_from_another_run_comes_after_it_in_every_item(tmp_path):
     planned = plan_all(["hsu2020/table5", "hsu2020/figure9"], "smoke", tmp_path)
-    runs = together(planned)
+    runs = Together(planned)
     starts = {cell.weights for cell in runs.cells.values() if cell.weights}
     assert len(starts) == 2, "each item has the model that others start from in its own folder"
     assert not any(cell.weights for cell in next(runs.stages).values())
@@ -185,23 +185,23 @@ def test_all_folders_are_locked_while_they_are_written(tmp_path):
         raise Stopped
 
     with pytest.raises(Stopped):
-        together(planned).run(look)
+        Together(planned).run(look)
     assert locked == [[True, True]]
     assert not any(is_locked(one.out) for one in planned)
     with (
         one_writer(planned[0].out),
         pytest.raises(ValueError, match="being written"),
     ):
-        together(planned).run()
+        Together(planned).run()
 
 
 def test_no_lock_is_left_of_a_process_that_was_killed_when_an_item_was_done(tmp_path):
     planned = plan_all(ITEMS, "smoke", tmp_path)
-    together(planned[:1]).run()
+    Together(planned[:1]).run()
     done = place(tmp_path, ITEMS[0], "iid-logits")
     for folder in (done, done.parent):
         (folder / ".lock").touch()
-    together(planned).run()
+    Together(planned).run()
     assert [*tmp_path.rglob(".lock")] == []
 
 
@@ -248,7 +248,7 @@ def test_a_mistake_in_one_item_costs_no_run_of_another(tmp_path):
 def test_what_is_left_counts_as_much_as_it_is_expected_to_take(tmp_path, monkeypatch):
     """Also where a stage at a time is made ready."""
     monkeypatch.setattr(module, "AT_ONCE", 3)
-    runs = together(plan_all(ITEMS, "smoke", tmp_path))
+    runs = Together(plan_all(ITEMS, "smoke", tmp_path))
     names = [runs.names[place] for place in runs.left]
     seconds = {name: 10.0**number for number, name in enumerate(names)}
     seen: list[dict[str, Any]] = []

@@ -16,7 +16,7 @@ import pytest
 import fedlens as fl
 from fedlens.data import store
 from fedlens.data.curation import listing
-from fedlens.recipes.reproduce import plan_all, together
+from fedlens.recipes.reproduce import Together, plan_all
 from fedlens.storage.run_files import MANIFEST
 from tests.data.naturalists import make
 from tests.kills import Job, survives
@@ -120,7 +120,7 @@ def reproduce_job() -> Job:
     """Two items, which have four of their runs in common."""
 
     def work(folder: Path) -> None:
-        together(plan_all(["ghaemi/fedavg", "ghaemi/fedadmm"], "smoke", folder, seeds=1)).run()
+        Together(plan_all(["ghaemi/fedavg", "ghaemi/fedadmm"], "smoke", folder, seeds=1)).run()
 
     return Job(work, of_runs)
 

@@ -28,8 +28,7 @@ from fedlens.runs.progress import counted, in_rounds, percent, shown, span
 from fedlens.storage.reading import printable
 
 if TYPE_CHECKING:
-    from fedlens.recipes.reproduce import Reproduced, Reproduction
-    from fedlens.recipes.together import Together
+    from fedlens.recipes.reproduce import Reproduced, Reproduction, Together
 
 
 def reproduce_command(
@@ -106,7 +105,7 @@ def reproduce_command(
             keep(store, names[0], drawn.results, overrides, revision)
         _print({names[0]: drawn}, scale, as_json)
         return
-    from fedlens.recipes.reproduce import plan_all, together
+    from fedlens.recipes.reproduce import Together, plan_all
 
     changed = [text.partition("=") for text in overrides]  # recipes do not set engine ray
     name_cluster(ray_address, [value.strip("\"'") for key, _, value in changed if key == "engine"])
@@ -128,7 +127,7 @@ def reproduce_command(
     for name in names if not quiet else ():
         if name not in [one.name for one in planned]:
             print(f"{name}: none of its experiments has such a name", file=sys.stderr, flush=True)
-    runs = together(planned)
+    runs = Together(planned)
     title = planned[0].name if len(planned) == 1 else f"{len(planned)} items"
     left = [one.name for one in planned if one.left]
     for one in planned:
@@ -235,7 +234,7 @@ def _say_how_long(title: str, runs: Together, quiet: bool) -> dict[str, float]:
     count, rounds = len(left), {runs.names[place]: one.rounds for place, one in left.items()}
     if count:
         print(f"{title}: estimating how long it will take ...", file=sys.stderr)
-        timing = Timing(left.values(), runs.data, Remembered(cache() / "timings"))
+        timing = Timing(left.values(), runs.planned[0].scale.data, Remembered(cache() / "timings"))
         stages = [{runs.names[place]: one for place, one in stage.items()} for stage in runs.stages]
         with shown(not quiet, counted, f"{title}: timing", percent) as watch:
             found = timing.sweeps(stages, watch)

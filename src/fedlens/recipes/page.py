@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
+from itertools import compress
 
 from fedlens.config.experiment import Experiment
 from fedlens.recipes.recipe import Measured, Recipe, Results
@@ -41,6 +42,7 @@ OUR_EXPERIMENTS = (
 OTHER_DATA = (
     "This is not the paper's experiment: other data take the place of its own, or of some of them."
 )
+SPREAD = "Bands and ± are one standard deviation over seeds."
 ONE_SEED = "One seed says nothing about the spread: more are run with --seeds."
 MAY_DIFFER = (  # from a cell to its runs: when to evaluate is no change of an experiment
     *("seed", "weights", "engine", "device"),
@@ -53,69 +55,51 @@ CUT = "A mean over seeds ends where the first of its runs diverged."
 
 def opening(recipe: Recipe, results: Results) -> Text:
     """The text about what was run, and whose settings it has."""
-    unlike = changed(recipe, results)
-    said = _whose(recipe, results, bool(unlike))
-    if recipe.stand_in:
-        said.append(recipe.stand_in)
-    if unlike:
-        said.append(f"Not as in the recipe: {', '.join(unlike)}.")
-    runs = [run for cell in results.runs.values() for run in cell]
-    if runs:
-        count = len(results.runs)
-        if missing := [cell for cell in recipe.cells if not results.runs[cell]]:
-            said.append(
-                f"{count} of the {len(recipe.cells)} experiments are here. Not run yet: "
-                f"{_first_three(missing)}."
-            )
-        if diverged := _diverged(results, recipe.of_diverged):
-            said.append(diverged)
-        numbers = sorted({len(of_cell) for of_cell in results.runs.values()})
-        seeds = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
-        said.append(
-            f"{count} experiment{'' if count == 1 else 's'}, {seeds} "
-            f"seed{'s' if numbers[-1] > 1 else ''}{' each' if count > 1 else ''}, on "
-            f"{_machines(runs)}: {_span(runs)} of training and "
-            "evaluation in all. "
-            + (
-                "Bands and ± are one standard deviation over seeds."
-                if numbers[-1] > 1
-                else ONE_SEED
-            )
-        )
-    else:
+    runs = results.all
+    if not runs:
         said = [recipe.stand_in or "The data are the paper's own. Nothing is trained."]
-    return Text(title=OPENING, paragraphs=said)
+        return Text(title=OPENING, paragraphs=said)
+    unlike = changed(recipe, results)
+    count, missing = len(results.runs), [cell for cell in recipe.cells if not results.runs[cell]]
+    numbers = sorted({len(of_cell) for of_cell in results.runs.values()})
+    seeds = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+    seconds = sum(map(_spent, runs))
+    said = [
+        *_whose(recipe, results, bool(unlike)),
+        recipe.stand_in,
+        f"Not as in the recipe: {', '.join(unlike)}." if unlike else "",
+        f"{count} of the {len(recipe.cells)} experiments are here. Not run yet: "
+        f"{_first_three(missing)}."
+        if missing
+        else "",
+        _diverged(results, recipe.of_diverged),
+        f"{count} experiment{'' if count == 1 else 's'}, {seeds} "
+        f"seed{'s' if numbers[-1] > 1 else ''}{' each' if count > 1 else ''}, on "
+        f"{_machines(runs)}: "
+        f"{f'{seconds:.0f} s' if seconds < 120 else f'{seconds / 60:.0f} min'} of training and "
+        f"evaluation in all. {SPREAD if numbers[-1] > 1 else ONE_SEED}",
+    ]
+    return Text(title=OPENING, paragraphs=[*filter(None, said)])
 
 
 def _whose(recipe: Recipe, results: Results, is_changed: bool) -> list[str]:
     """Sentences about whose settings and data these are."""
-    fewer = _fewer_classes(recipe, results)
-    if results.scale.name != "paper":
-        words = [SAID[results.scale.name]]
-    elif recipe.ours:
-        words = [OUR_EXPERIMENTS]
-    elif recipe.other_data:
-        words = [OTHER_DATA]
-    elif fewer:
-        words = []
-    else:
-        words = [OWN_SETTINGS + (", but for some that were changed." if is_changed else ".")]
-    return [*words, *fewer]
-
-
-def _fewer_classes(recipe: Recipe, results: Results) -> list[str]:
-    """A sentence for each data set of which the runs have only some classes."""
-    found: dict[str, None] = {}
-    for run in (run for cell in results.runs.values() for run in cell):
+    fewer: dict[str, None] = {}  # data sets of which the runs have only some classes
+    for run in results.all:
         name = str(settings(run.experiment)["dataset"])
-        if (whole := recipe.num_classes.get(name)) is None:
-            continue
-        if (count := len(run.manifest["classes"])) < whole:
-            found[
+        whole = recipe.num_classes.get(name)
+        if whole is not None and (count := len(run.manifest["classes"])) < whole:
+            fewer[
                 f"The data have {count} of the {whole} classes of {name}: that is an easier task, "
                 "and no number can be compared with the published ones."
             ] = None
-    return list(found)
+    if results.scale.name != "paper":
+        return [SAID[results.scale.name], *fewer]
+    if recipe.ours or recipe.other_data:
+        return [OUR_EXPERIMENTS if recipe.ours else OTHER_DATA, *fewer]
+    if fewer:
+        return [*fewer]
+    return [OWN_SETTINGS + (", but for some that were changed." if is_changed else ".")]
 
 
 def _diverged(results: Results, shown: str) -> str:
@@ -127,7 +111,7 @@ def _diverged(results: Results, shown: str) -> str:
     }
     if not ended:
         return ""
-    count, of = sum(ended.values()), sum(map(len, results.runs.values()))
+    count, of = sum(ended.values()), len(results.all)
     them = "it" if count == 1 else "them"
     shown = shown or f"What is shown of {them} was evaluated before that."
     some = _first_three(list(ended))
@@ -165,23 +149,29 @@ def _machines(runs: Sequence[Run]) -> str:
     return " and ".join(sorted(found))
 
 
-def _span(runs: Sequence[Run]) -> str:
-    """The time of training and evaluation; runs side by side each have their share."""
-    seconds = sum(_spent(run) for run in runs)
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
 def _spent(run: Run) -> float:
+    """The time of training and evaluation; runs side by side each have their share."""
     if (seconds := spent(run.summary)) is not None:
         return seconds
     columns = ("seconds", "evaluation_seconds")
     return float(sum(row.get(name, 0.0) for row in run.rounds for name in columns))
 
 
+def told(module: str, item: str, **values: str) -> tuple[str, str]:
+    """The title of an item's page, and what it is about, from notes.md beside a paper's module.
+
+    There the item's section is called ITEM: TITLE. `values` take the place of their {names}.
+    """
+    notes = _notes(module.rpartition(".")[0])
+    section = next(title for title in notes if title.startswith(f"{item}: "))
+    title = section.removeprefix(f"{item}: ").format(**values)
+    return title, " ".join(notes[section].format(**values).split())
+
+
 def note(module: str, title: str, **values: str) -> Text:
-    """A section of notes.md beside a paper's module, with `values` in place of their {names}."""
-    said = _notes(module.rpartition(".")[0])[title].format(**values)
-    return Text(title=title, paragraphs=[" ".join(p.split()) for p in said.strip().split("\n\n")])
+    """Another section of notes.md. Of several with one title, each is called ITEM / TITLE there."""
+    said = _notes(module.rpartition(".")[0])[title].format(**values).strip().split("\n\n")
+    return Text(title=title.split(" / ")[-1], paragraphs=[" ".join(part.split()) for part in said])
 
 
 @cache
@@ -194,36 +184,32 @@ def _notes(package: str) -> Mapping[str, str]:
 
 def led_by_a_figure(blocks: Sequence[Block], told: Text) -> list[Block]:
     """A recipe's blocks with the first picture at the top and the text `told` below it."""
-    shown = [_of_what_was_run(one) for one in blocks if not _is_empty(one)]
+    shown = [_of_what_was_run(one) for one in blocks]
+    shown = [one for one in shown if not _is_empty(one)]
     lead = next((one for one in shown if is_drawn(one)), None)
     return [*([lead] if lead else []), told, *(one for one in shown if one is not lead)]
 
 
 def _is_empty(block: Block) -> bool:
     """Whether it is a picture or table of experiments that were not run."""
-    if isinstance(block, Table):
-        return not block.rows
     if isinstance(block, Curves):
         return not any(line.x for line in block.lines if line.style != "dashed")
-    if isinstance(block, Bars):
-        return not any(map(_has_heights, block.series))
-    return False
+    if isinstance(block, Table):
+        return not block.rows
+    return isinstance(block, Bars) and not block.series
 
 
 def _of_what_was_run(block: Block) -> Block:
     """The block without the bars of experiments that were not run."""
-    if isinstance(block, Bars):
-        return replace(block, series=[one for one in block.series if _has_heights(one)])
-    return block
-
-
-def _has_heights(series: Series) -> bool:
-    return any(height is not None for height in series.heights)
+    if not isinstance(block, Bars):
+        return block
+    is_shown = (any(height is not None for height in one.heights) for one in block.series)
+    return replace(block, series=[*compress(block.series, is_shown)])
 
 
 def curves(
     results: Results,
-    cells: Mapping[str, str] | Sequence[str],
+    cells: Mapping[str, str] | Sequence[str] = (),
     measure: str = "test_accuracy",
     *,
     title: str,
@@ -236,10 +222,10 @@ def curves(
     """A measure by round: the mean over seeds with its band, together with the published curves.
 
     A mean ends where the first of its runs diverged: the remaining runs would have another mean.
-    `cells` are cells, or names of lines by cell. Published curves are dashed lines with the same
-    names. With `against`, the curves show the difference to that cell.
+    `cells` are cells, all by default, or names of lines by cell. Published curves are dashed lines
+    with the same names. With `against`, the curves show the difference to that cell.
     """
-    names = cells if isinstance(cells, Mapping) else {cell: cell for cell in cells}
+    names = cells if isinstance(cells, Mapping) else {cell: cell for cell in cells or results.runs}
     lines = [
         Line(name, range(1, len(values) + 1), values, style="dashed")
         for name, values in (published or {}).items()
@@ -285,26 +271,51 @@ def _points(run: Run, measure: str) -> dict[int, float]:
     return dict(zip(*run.curve(measure), strict=True))
 
 
-def mean_of(found: Measured | None, digits: int, times: float = 1.0) -> str:
-    """A mean over seeds, with its spread if there are several, multiplied by `times`."""
+def mean_of(found: Measured | None, digits: int = 2, times: float = 100) -> str:
+    """A mean over seeds, with its spread if there are several, in %: multiplied by `times`."""
     if found is None:
         return NONE
     numbers = (found.mean,) if found.std is None else (found.mean, found.std)
     return " ± ".join(f"{times * number:,.{digits}f}" for number in numbers)
 
 
-def series(name: str, found: Sequence[Measured | None]) -> Series:
-    """Bars of means over seeds, with their spread."""
-    return Series(name, [f and f.mean for f in found], [f and f.std for f in found])
+def bars(
+    groups: Sequence[str],
+    found: Mapping[str, Sequence[Measured | None]],
+    *published: Series,
+    title: str,
+    caption: str,
+    digits: int = 2,
+) -> Bars:
+    """Means of test accuracies over seeds with their spread: by series, one for each group."""
+    return Bars(
+        title=title,
+        caption=caption,
+        groups=groups,
+        series=[
+            *(
+                Series(n, [f and f.mean for f in of], [f and f.std for f in of])
+                for n, of in found.items()
+            ),
+            *published,
+        ],
+        y_label="test accuracy",
+        percent=True,
+        digits=digits,
+    )
 
 
 def at_the_end(results: Results, cell: str) -> str:
     """A cell's test accuracy after the last round, in %; if runs diverged, in which rounds."""
-    return results.when_diverged(cell) or mean_of(results.final(cell), 2, times=100)
+    return results.when_diverged(cell) or mean_of(results.final(cell))
+
+
+Ours = Measured | float | str | None
+"""A mean over seeds, a number that is no mean, or a text."""
 
 
 def beside(
-    rows: Sequence[tuple[str, float | None, Measured | str | None]],
+    rows: Iterable[tuple[str, float | None, Ours]],
     *,
     title: str,
     caption: str = "",
@@ -319,7 +330,11 @@ def beside(
     out. Our numbers show their number of seeds, unless all have one run. A text may replace a
     missing number.
     """
-    runs = max((found.runs for _, _, found in rows if isinstance(found, Measured)), default=1)
+    told = [
+        (name, theirs, Measured.one(found) if isinstance(found, int | float) else found)
+        for name, theirs, found in rows
+    ]
+    runs = max((found.runs for _, _, found in told if isinstance(found, Measured)), default=1)
 
     def said(value: float | None, sign: str = "") -> str:
         if value is None or not math.isfinite(value):
@@ -334,12 +349,12 @@ def beside(
         spread = "" if found.std is None else f" ± {said(found.std)}"
         return f"{said(found.mean)}{spread} ({found.seeds})"
 
-    if all(theirs is None for _, theirs, _ in rows):
-        body = [[name, ours(found)] for name, _, found in rows]
+    if all(theirs is None for _, theirs, _ in told):
+        body = [[name, ours(found)] for name, _, found in told]
         return Table(title=title, caption=caption, header=(of or "", "ours"), rows=body)
-    body = [[name, said(theirs), ours(found)] for name, theirs, found in rows]
+    body = [[name, said(theirs), ours(found)] for name, theirs, found in told]
     if compared:
-        for line, (_, theirs, found) in zip(body, rows, strict=True):
+        for line, (_, theirs, found) in zip(body, told, strict=True):
             line.append(said(_above(found, theirs), "+"))
     return Table(
         title=title,

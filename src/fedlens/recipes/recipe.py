@@ -146,6 +146,11 @@ class Results:
     def __post_init__(self) -> None:
         object.__setattr__(self, "runs", _Runs(self.runs))
 
+    @property
+    def all(self) -> list[Run]:
+        """The runs of all cells."""
+        return [run for of_cell in self.runs.values() for run in of_cell]
+
     def final(self, cell: str, measure: str = "test_accuracy") -> Measured | None:
         """A measure of a cell's last evaluation."""
         return Measured.of([run.final(measure) for run in self.runs[cell]])

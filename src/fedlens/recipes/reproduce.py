@@ -1,11 +1,14 @@
-"""Reproducing a recipe: its cells are run, finished ones are kept, and a page is drawn."""
+"""Reproducing recipes: what is not done yet is run as one sweep, and pages are drawn."""
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
+import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +17,33 @@ from fedlens.recipes import RECIPES, ScaleName, check_known, slug
 from fedlens.recipes.experiments import experiments
 from fedlens.recipes.page import led_by_a_figure, opening
 from fedlens.recipes.recipe import FROM_CELL, Recipe, Results, Scale, with_settings
-from fedlens.recipes.together import Cells, Together
 from fedlens.report.artists import Artists, Drawing
 from fedlens.report.page import render_page
-from fedlens.runs.equal import is_run_of
+from fedlens.runs.equal import is_run_of, text_of
+from fedlens.runs.folder import new_folder
+from fedlens.runs.progress import decoding
 from fedlens.runs.records import read
-from fedlens.runs.watching import Watch
-from fedlens.storage.locks import FolderLock
-from fedlens.storage.run_files import MODEL, OVER, is_run, read_status
+from fedlens.runs.summary import Record
+from fedlens.runs.sweep import prepare
+from fedlens.runs.watching import Watch, Watching, tell
+from fedlens.storage.locks import LOCK, FolderLock, one_writer, remove_dead_lock
+from fedlens.storage.run_files import (
+    MODEL,
+    OVER,
+    is_run,
+    last_saved,
+    read_manifest,
+    read_status,
+)
+from fedlens.version import __version__
 
 if TYPE_CHECKING:
     from fedlens.report.blocks import Block
+
+
+AT_ONCE = 64  # runs that are prepared together: each holds a model in memory
+Cells = Mapping[Path, Experiment]
+"""Experiments by the folders of their runs."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +55,12 @@ class Reproduction:
     recipe: Recipe
     out: Path
     cells: Cells  # every cell with every seed
-    chosen: frozenset[Path]  # the folders of the selected cells
+    chosen: Cells  # those that are selected
 
     @property
     def left(self) -> Cells:
         """The selected cells that are not done yet."""
-        cells = {place: self.cells[place] for place in self.cells if place in self.chosen}
-        return {place: cell for place, cell in cells.items() if read_status(place) not in OVER}
+        return {p: cell for p, cell in self.chosen.items() if read_status(p) not in OVER}
 
 
 @dataclass(frozen=True)
@@ -93,10 +111,9 @@ def plan_all(
         recipes = {name: one for name, one in recipes.items() if _matching(one, only)}
     planned = []
     for name, recipe in recipes.items():
+        folder = Path(out or "reproductions") / f"{name}-{scale}"
         if out is not None and len(names) == 1:
             folder = Path(out)
-        else:
-            folder = Path(out or "reproductions") / f"{name}-{scale}"
         if seeds is not None:
             recipe = replace(recipe, seeds=range(seeds))
         planned.append(_planned(name, at, recipe, folder, overrides, only))
@@ -106,11 +123,9 @@ def plan_all(
             raise ValueError(
                 f"{place} is a run of another experiment: choose another --out, or add --overwrite"
             )
-    if overwrite:
-        for place in places:
-            if is_run(place):
-                with FolderLock(place):
-                    shutil.rmtree(place)
+        if overwrite and is_run(place):
+            with FolderLock(place):
+                shutil.rmtree(place)
     return planned
 
 
@@ -134,8 +149,8 @@ def _planned(
             # Replacing checks the experiment again: a millisecond each, for maybe thousands.
             cells[place] = replace(changed, seed=seed, weights=weights) if is_new else changed
     wanted = _matching(recipe, only) if only else list(recipe.cells)
-    chosen = {place_of(folder, cell, seed, recipe) for cell in wanted for seed in recipe.seeds}
-    return Reproduction(name, scale, recipe, folder, cells, frozenset(chosen))
+    places = [place_of(folder, cell, seed, recipe) for cell in wanted for seed in recipe.seeds]
+    return Reproduction(name, scale, recipe, folder, cells, {p: cells[p] for p in places})
 
 
 def _check_some_match(recipes: Iterable[Recipe], patterns: Sequence[str]) -> None:
@@ -150,19 +165,170 @@ def _matching(recipe: Recipe, patterns: Sequence[str]) -> list[str]:
     return [cell for cell in recipe.cells if any(fnmatch.fnmatch(cell, p) for p in patterns)]
 
 
-def together(planned: Sequence[Reproduction]) -> Together:
-    """The runs of tables and figures as one sweep, which runs equal experiments once."""
-    return Together(
-        outs=[one.out for one in planned],
-        cells={place: cell for one in planned for place, cell in one.cells.items()},
-        chosen=[place for one in planned for place in one.cells if place in one.chosen],
-        names={
-            place: place.name if len(planned) == 1 else f"{one.name}/{place.name}"
-            for one in planned
+@dataclass(frozen=True)
+class Together:
+    """The selected cells of several items, which run as one sweep."""
+
+    planned: Sequence[Reproduction]
+
+    @cached_property
+    def cells(self) -> Cells:
+        return {place: cell for one in self.planned for place, cell in one.cells.items()}
+
+    @cached_property
+    def names(self) -> Mapping[Path, str]:
+        """The name of each cell in progress reports."""
+        return {
+            place: place.name if len(self.planned) == 1 else f"{one.name}/{place.name}"
+            for one in self.planned
             for place in one.cells
-        },
-        data=planned[0].scale.data,
-    )
+        }
+
+    @property
+    def left(self) -> Cells:
+        """The cells to run: of equal experiments, if none is done, the one with the most rounds."""
+        waiting = (places for places in self._equal if not any(map(self._is_done, places)))
+        furthest = (max(places, key=_num_saved) for places in waiting)
+        return {place: self.cells[place] for place in furthest}
+
+    @property
+    def stages(self) -> Iterator[Cells]:
+        """The cells to run, in parts prepared together; cells that start from another come last."""
+        models = {str(place.resolve() / MODEL) for place in self.cells}
+        left = self.left
+        for depends in (False, True):
+            part = [place for place in left if (left[place].weights in models) == depends]
+            for start in range(0, len(part), AT_ONCE):
+                yield {place: left[place] for place in part[start : start + AT_ONCE]}
+
+    @property
+    def count(self) -> int:
+        """The number of runs, including those that are done."""
+        return len(self._equal)
+
+    @property
+    def rounds(self) -> int:
+        return sum(self.cells[places[0]].rounds for places in self._equal)
+
+    @property
+    def rounds_done(self) -> int:
+        return sum(max(map(self._rounds_done, places)) for places in self._equal)
+
+    def _rounds_done(self, place: Path) -> int:
+        return self.cells[place].rounds if self._is_done(place) else _num_saved(place)
+
+    def _is_done(self, place: Path) -> bool:
+        """Whether it was run, here or by another item in a sibling folder."""
+        return _is_over(place) or self._texts[place] in self._beside
+
+    @cached_property
+    def _texts(self) -> Mapping[Path, str]:
+        """The experiments of the selected cells, as text."""
+        return {place: one.toml() for item in self.planned for place, one in item.chosen.items()}
+
+    @property
+    def _equal(self) -> list[list[Path]]:
+        """The selected folders, grouped: folders with one experiment share its run.
+
+        Runs made by another version of Fedlens are never shared.
+        """
+        found: dict[str, list[Path]] = {}
+        for place, text in self._texts.items():
+            is_alone = read_status(place) is not None and not _is_ours(place)
+            found.setdefault(str(place) if is_alone else text, []).append(place)
+        return list(found.values())
+
+    def run(self, watch: Watch | None = None, seconds: Mapping[str, float] | None = None) -> None:
+        """Run or resume the remaining cells; `watch` is called as if all were one sweep.
+
+        `seconds` is the expected time of a round by name, where it is known.
+        """
+        with one_writer(*(one.out for one in self.planned)):
+            parents = {place.parent for place in self._texts}
+            for folder in (*parents, *filter(_is_over, self._texts)):
+                remove_dead_lock(folder)  # of a process killed after its last write
+            total = self.rounds
+            self._take_over()
+            while stage := next(self.stages, None):
+                self._run_stage(stage, total, watch, seconds or {})
+                assert all(map(_is_over, stage)), "a sweep ends its runs"
+                self._take_over()
+
+    def _run_stage(
+        self, stage: Cells, total: int, watch: Watch | None, seconds: Mapping[str, float]
+    ) -> None:
+        elsewhere = self.rounds_done - sum(map(self._rounds_done, stage))
+        later = sum(
+            (one.rounds - self._rounds_done(place)) * seconds.get(self.names[place], 1)
+            for place, one in self.left.items()
+            if place not in stage
+        )
+
+        def say(record: Record) -> None:
+            if "done" in record:
+                done, left = elsewhere + record["done"], later + record["left"]
+                record = record | {"done": done, "total": total, "left": left}
+            tell(watch, record)
+
+        told = Watching(say) if watch is not None else None
+        points = {self.names[place]: experiment for place, experiment in stage.items()}
+        folders = {self.names[place]: place for place in stage}
+        made = prepare(points, folders, data=self.planned[0].scale.data, watch=decoding(told))
+        made.run(told, keep_states=False, seconds=seconds)
+
+    @cached_property
+    def _beside(self) -> Mapping[str, Path]:
+        """Finished runs of other items in sibling folders, by the text of their experiment."""
+        parents = dict.fromkeys(one.out.parent for one in self.planned)
+        others = (other for parent in parents for other in sorted(parent.glob("*/runs/*")))
+        return _done(other for other in others if other not in self.cells)
+
+    def _take_over(self) -> None:
+        """Copy selected runs that another item, here or in a sibling folder, has finished."""
+        wanted = [place for place in self._texts if not _is_over(place)]
+        if not wanted:
+            return
+        done = {**self._beside, **_done(self.cells)}
+        for place in wanted:
+            if (same := done.get(self._texts[place])) is not None:
+                locks = shutil.ignore_patterns(LOCK)
+                copy = partial(
+                    shutil.copytree, same, dirs_exist_ok=True, copy_function=_link, ignore=locks
+                )
+                new_folder(place, copy, overwrite=True).release()
+
+
+def _done(places: Iterable[Path]) -> dict[str, Path]:
+    """Finished runs of this version of Fedlens by the text of their experiment; equal ones once."""
+    found: dict[str, Path] = {}
+    for place in places:
+        with contextlib.suppress(ValueError):  # one of its files is damaged
+            if is_run(place) and _is_ours(place) and _is_over(place):
+                found.setdefault(text_of(place), place)
+    return found
+
+
+def _is_over(place: Path) -> bool:
+    return read_status(place) in OVER
+
+
+def _num_saved(place: Path) -> int:
+    """Rounds of a run that a resume need not repeat."""
+    return last_saved(place) or 0
+
+
+def _is_ours(place: Path) -> bool:
+    """Whether a run was started by this version of Fedlens."""
+    with contextlib.suppress(ValueError):  # one of its files is damaged
+        return read_manifest(place).get("fedlens") == __version__
+    return False
+
+
+def _link(source: str, dest: str) -> None:
+    try:
+        os.link(source, dest)  # files of a finished run are never modified
+    except OSError:
+        shutil.copy2(source, dest)
 
 
 def reproduce(
@@ -175,7 +341,7 @@ def reproduce(
 ) -> Reproduced:
     """Run the rest of a table or figure, and draw its page; the options are those of `plan`."""
     planned = plan(name, scale, out, **options)
-    together([planned]).run(watch)
+    Together([planned]).run(watch)
     return show(planned)
 
 

@@ -7,7 +7,7 @@ import torch
 from fedlens.core.federation import Dataset
 from fedlens.data import DATASETS, Source
 from fedlens.recipes.page import beside
-from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
+from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Image, Samples
 
 
@@ -32,7 +32,7 @@ def samples(scale: Scale, wanted: str, each: int, published: dict[str, int]) -> 
                 ],
             ),
             beside(
-                [(name, published[name], Measured(n, None, 1)) for name, n in found.items()],
+                [(name, published[name], n) for name, n in found.items()],
                 title="How many there are",
                 percent=False,
                 digits=0,

@@ -134,16 +134,14 @@ def runs_of(store: Path, item: str) -> dict[str, list[Run]]:
     index = read_index(store)
     if item not in index:
         raise ValueError(f"{store} has no runs of {item}, only of {', '.join(index) or 'none'}")
-    files = {
-        home: file_of(store, home) for home in {kept.item or item for kept in index[item].runs}
-    }
-    stored = {home: read_packed(file)[1] for home, file in files.items()}
+    homes = {kept.item or item for kept in index[item].runs}
+    stored = {home: read_packed(file_of(store, home))[1] for home in homes}
     cells: dict[str, list[Run]] = {}
     for kept in index[item].runs:
         home, cell = kept.item or item, kept.as_cell or kept.cell
         run = next((r for r in stored[home].get(cell, ()) if r.manifest["seed"] == kept.seed), None)
         if run is None:
-            raise BadFile(files[home], f"it has no run of {cell} with seed {kept.seed}")
+            raise BadFile(file_of(store, home), f"it has no run of {cell} with seed {kept.seed}")
         cells.setdefault(kept.cell, []).append(run)
     return cells
 
@@ -187,16 +185,14 @@ _FIELDS: Fields = {
 def _unpacked(packed: Mapping[str, Any], file: Path) -> Run:
     count = packed["num_rounds"]
     rounds: list[dict[str, Any]] = [{"round": number} for number in range(1, count + 1)]
-    for at, columns in [
-        (range(1, count + 1), packed["columns"]),
-        *((one["at"], one["columns"]) for one in packed["evaluations"]),
-    ]:
-        for name, given in columns.items():
+    every = {"at": range(1, count + 1), "columns": packed["columns"]}
+    for one in (every, *packed["evaluations"]):
+        for name, given in one["columns"].items():
             values = given if isinstance(given, list) else [given]
             if name != "clients" and not all(v is None or is_number(v) for v in values):
                 raise ValueError(f"its {name} is not all numbers")
-            many = given if isinstance(given, list) else repeat(given, len(at))
-            for number, value in zip(at, many, strict=True):
+            many = given if isinstance(given, list) else repeat(given, len(one["at"]))
+            for number, value in zip(one["at"], many, strict=True):
                 rounds[number - 1][name] = value
     if "batches" in packed["columns"] and "batches_total" not in packed["columns"]:
         for record, total in zip(rounds, accumulate(r["batches"] for r in rounds), strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -96,14 +96,9 @@ def take(store: Path, planned: Reproduction, overrides: Sequence[str]) -> None:
         for run in runs if cell in planned.recipe.cells else ():
             _check(run)
             place = place_of(planned.out, cell, run.manifest["seed"], planned.recipe)
-            experiment = planned.cells.get(place)
-            if (
-                experiment is None
-                or place.exists()
-                or experiment.toml() != to_toml(as_today(run.experiment))
-            ):
-                continue
-            lay_out(run, place)
+            wanted = planned.cells.get(place)
+            if wanted and not place.exists() and wanted.toml() == to_toml(as_today(run.experiment)):
+                lay_out(run, place)
 
 
 def restore(
@@ -118,10 +113,10 @@ def restore(
     if not RECIPES[name](Scale("smoke")).cells:
         raise ValueError(f"{name} trains nothing and is drawn without records: leave --from out")
     runs = _runs(Path(stored), name, watch)
-    for run in (run for of_cell in runs.values() for run in of_cell):
+    every = [run for of_cell in runs.values() for run in of_cell]
+    for run in every:
         _check(run)
-    used = _used(run for of_cell in runs.values() for run in of_cell)
-    at = Scale(scale, data, used)
+    at = Scale(scale, data, _used(every))
     recipe = RECIPES[name](at)
     slugs = {cell: slug(cell) for cell in recipe.cells}
     found = {cell: runs[called] for cell, called in slugs.items() if called in runs}
@@ -144,9 +139,10 @@ def restore(
             f"{stored} has runs that are none of {name}, such as {min(others)}: name the folder "
             "of its own runs"
         )
-    seeds = sorted({run.manifest["seed"] for of_cell in found.values() for run in of_cell})
-    recipe = replace(recipe, seeds=seeds, stand_in=f"{recipe.stand_in} {_from(stored)}".strip())
-    return recipe, Results(at, found)
+    results = Results(at, found)
+    seeds = sorted({run.manifest["seed"] for run in results.all})
+    drawn = f"Drawn from the records in {Path(stored)}; nothing was trained for this page."
+    return replace(recipe, seeds=seeds, stand_in=f"{recipe.stand_in} {drawn}".strip()), results
 
 
 def _check(run: Run) -> None:
@@ -186,19 +182,29 @@ def _fitting(recipe: Recipe, runs: Cells, keys: Sequence[str] = MADE_WITH) -> in
     )
 
 
-def _from(stored: str | Path) -> str:
-    return f"Drawn from the records in {Path(stored)}; nothing was trained for this page."
-
-
 def _runs(stored: Path, name: str, watch: Callable[..., None] | None) -> Cells:
-    if (stored / INDEX).is_file():
-        return _by_slug(runs_of(stored, name), watch)
+    if not (stored / INDEX).is_file() and not is_file(stored):
+        return _of_folders(stored, watch)
     if is_file(stored):
-        recipe, packed = read_packed(stored)
+        recipe, cells = read_packed(stored)
         if recipe != name:
             raise ValueError(f"{stored} has runs of {recipe}, not of {name}: name another file")
-        return _by_slug(packed, watch)
-    places = _places(stored)
+    else:
+        cells = runs_of(stored, name)
+    count = sum(map(len, cells.values()))
+    if watch is not None:
+        watch(count, count, "reading records")
+    return {slug(cell): runs for cell, runs in cells.items()}
+
+
+def _of_folders(stored: Path, watch: Callable[..., None] | None) -> Cells:
+    """The runs of a reproduction, or of a folder of run folders; those of a cell by seed."""
+    folder = stored / "runs" if (stored / "runs").is_dir() else stored
+    if not folder.is_dir():
+        raise ValueError(f"{stored} is not a folder: name one with the run folders of a recipe")
+    places = sorted(place.parent for place in folder.glob(f"*/{EXPERIMENT}"))
+    if not places:
+        raise ValueError(f"{stored} holds no run: name a folder with the run folders of a recipe")
     found: dict[str, dict[int, Run]] = {}
     for number, place in enumerate(places, 1):
         run = read(place)
@@ -215,28 +221,8 @@ def _runs(stored: Path, name: str, watch: Callable[..., None] | None) -> Cells:
     return {called: [runs[seed] for seed in sorted(runs)] for called, runs in found.items()}
 
 
-def _by_slug(cells: Cells, watch: Callable[..., None] | None) -> Cells:
-    count = sum(map(len, cells.values()))
-    if watch is not None:
-        watch(count, count, "reading records")
-    return {slug(cell): runs for cell, runs in cells.items()}
-
-
-def _places(stored: Path) -> list[Path]:
-    folder = stored / "runs" if (stored / "runs").is_dir() else stored
-    if not folder.is_dir():
-        raise ValueError(f"{stored} is not a folder: name one with the run folders of a recipe")
-    places = sorted(place.parent for place in folder.glob(f"*/{EXPERIMENT}"))
-    if not places:
-        raise ValueError(f"{stored} holds no run: name a folder with the run folders of a recipe")
-    return places
-
-
-def _used(runs: Iterable[Run]) -> Recorded:
+def _used(runs: Sequence[Run]) -> Recorded:
     """The data sets and weights of runs, from their experiments and manifests."""
-    datasets, sources = set(), dict[str, None]()
-    for run in runs:
-        datasets.add(str(settings(run.experiment)["dataset"]))
-        if weights := run.manifest.get("weights"):
-            sources[weights["source"]] = None
-    return Recorded(frozenset(datasets), tuple(sources))
+    weights = [run.manifest["weights"]["source"] for run in runs if run.manifest.get("weights")]
+    datasets = frozenset(str(settings(run.experiment)["dataset"]) for run in runs)
+    return Recorded(datasets, tuple(dict.fromkeys(weights)))

@@ -10,21 +10,21 @@ from fedlens.recipes import samples as of
 from fedlens.recipes.fedavg_cifar10.setting import (
     FEDAVG,
     LAMBDA,
+    LAMBDA_NOTE,
+    MEASURES,
     RULES,
     Sizes,
     by_round,
-    confounded,
     experiment,
-    lambda_note,
     last_round,
     part,
     pretrained,
     recipe,
     sizes,
 )
-from fedlens.recipes.page import at_the_end, beside, mean_of, series
+from fedlens.recipes.page import at_the_end, bars, beside, mean_of, note
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
-from fedlens.report.blocks import Bars, Block, Curves, Line, Table, Text
+from fedlens.report.blocks import Block, Curves, Line, Table, Text
 from fedlens.report.numbers import NONE, signed_points
 from fedlens.runs.records import Run
 
@@ -46,22 +46,19 @@ def headline(scale: Scale) -> Recipe:
     def blocks(results: Results) -> list[Block]:
         return [
             *last_round(results, {as_published: (ACCURACY, LOSS)}),
-            by_round(results, list(results.runs)),
-            lambda_note(),
+            by_round(results),
+            LAMBDA_NOTE,
         ]
 
     return recipe(
         scale,
-        "The headline run on CIFAR-10",
-        "Five clients of 10,000 images, three a round, three local epochs of 32, 20 rounds: "
-        "71.51%. As the report's code has it, with a head of 1,000 outputs and the λ rule, and as "
-        "its text has it, with FedAvg.",
-        {
+        "headline",
+        cells={
             as_published: experiment(scale, LAMBDA),
             "FedAvg, 1000 outputs": experiment(scale, FEDAVG),
             "FedAvg, 10 outputs": experiment(scale, FEDAVG, outputs=None),
         },
-        blocks,
+        blocks=blocks,
     )
 
 
@@ -79,23 +76,20 @@ def figure12(scale: Scale) -> Recipe:
         return [
             by_round(
                 results,
-                list(RULES),
                 caption="Accuracy on the test images after each round. Broken: the book whose code "
                 "the report has, with ten clients, five a round, read off its figure.",
                 published={"the book, K = 10, C = 5": BOOK[: _most_rounds(results)]},
             ),
-            by_round(results, list(RULES), "test_loss"),
+            by_round(results, measure="test_loss"),
             *last_round(results, {"λ rule": (ACCURACY, LOSS)}),
-            lambda_note(),
+            LAMBDA_NOTE,
         ]
 
     return recipe(
         scale,
-        "Curves of federated training",
-        "K = 5, C = 3. The report picks 20 rounds because its curve is flat there. Its own "
-        "points are not printed, apart from the last.",
-        {name: experiment(scale, rule) for name, rule in RULES.items()},
-        blocks,
+        "figure12",
+        cells={name: experiment(scale, rule) for name, rule in RULES.items()},
+        blocks=blocks,
     )
 
 
@@ -115,16 +109,13 @@ def figure13(scale: Scale) -> Recipe:
     proper = alone(FEDAVG)
     return recipe(
         scale,
-        "Curves of centralised training",
-        "The report sets K = C = 1, finds that this “centralised” training needs more than "
-        "25 rounds and a very long time, and concludes that federated learning is more efficient. "
-        "Beside it: centralised training proper, which is the same client without the λ.",
-        {
+        "figure13",
+        cells={
             "federated, λ rule": experiment(scale, LAMBDA),
             "K = C = 1, λ rule": alone(LAMBDA),
             "centralised": replace(proper, local=replace(proper.local, reset=False)),
         },
-        _figure13,
+        blocks=_figure13,
     )
 
 
@@ -141,24 +132,12 @@ def _figure13(results: Results) -> list[Block]:
         ),
         by_round(
             results,
-            list(results.runs),
             caption="As the report draws it. A round of K = C = 1 sees all images three times "
             "(once at smaller scales), a federated one three fifths of that.",
         ),
-        by_round(results, list(results.runs), "test_loss"),
+        by_round(results, measure="test_loss"),
         _by_images(results),
-        Text(
-            title="Why “centralised” looked slow",
-            paragraphs=(
-                "With K = C = 1 the report's rule still multiplies the only client's update by "
-                "λ = 0.1: after each round the server keeps a tenth of what was learnt and throws "
-                "the rest away. Ten such rounds move about as far as one of plain training. It is "
-                "the λ, and not centralised training, that needs more than 25 rounds. The wall "
-                "time that the report speaks of follows: each of its centralised rounds trains on "
-                "50,000 images and each federated one on 30,000, one client after another on one "
-                "machine.",
-            ),
-        ),
+        note(__name__, "Why “centralised” looked slow"),
     ]
 
 
@@ -170,8 +149,8 @@ def _what_it_takes(results: Results, cell: str) -> list[str]:
         near = next(i for i, y in enumerate(accuracies) if y >= NEAR * max(accuracies))
         found.append((near + 1, _seen(run)[near]))
     rounds, images = map(Measured.of, zip(*found, strict=True))
-    accuracy = mean_of(results.final(cell), 2, times=100)
-    return [cell, accuracy, mean_of(rounds, 1), mean_of(images, 0)]
+    accuracy = mean_of(results.final(cell))
+    return [cell, accuracy, mean_of(rounds, 1, times=1), mean_of(images, 0, times=1)]
 
 
 def _seen(run: Run) -> list[float]:
@@ -183,7 +162,6 @@ def _by_images(results: Results) -> Curves:
     """Curves by images seen. Clients hold equally many, so all seeds share the same x values."""
     shown = by_round(
         results,
-        list(results.runs),
         title="Test accuracy by images seen",
         caption="Accuracy on the test images after each round, by how many images had been trained "
         "on by then.",
@@ -206,15 +184,12 @@ def figure14(scale: Scale) -> Recipe:
             above = [signed_points(f.mean - one.mean) if f and one else NONE for f in more]
             gains.append([name, *above])
         return [
-            Bars(
+            bars(
+                ["1 client a round", *(f"{c} clients a round" for c in COHORTS[1:])],
+                found,
                 title="Client versus accuracy",
                 caption="Test accuracy after the last round, by the number of clients that take "
                 "part in a round.",
-                groups=["1 client a round", *(f"{c} clients a round" for c in COHORTS[1:])],
-                series=[series(name, ends) for name, ends in found.items()],
-                y_label="test accuracy",
-                percent=True,
-                digits=2,
             ),
             Table(
                 title="What more clients a round are worth",
@@ -223,22 +198,18 @@ def figure14(scale: Scale) -> Recipe:
                 header=("rule", *(f"{c} a round" for c in COHORTS[1:])),
                 rows=gains,
             ),
-            lambda_note(),
+            LAMBDA_NOTE,
         ]
 
     return recipe(
         scale,
-        "Clients a round against accuracy",
-        "Ten equal clients; one, three or five take part in a round. The report's bars rise "
-        "with their number (the heights are not printed in the text we have; that there are ten "
-        "clients in all is inferred). Under its λ rule more clients are also a longer step of the "
-        "server; under FedAvg they are not.",
-        {
+        "figure14",
+        cells={
             f"{name}, {c} a round": experiment(scale, rule, count=10, per_round=c)
             for name, rule in RULES.items()
             for c in COHORTS
         },
-        blocks,
+        blocks=blocks,
         seeds=5,
     )
 
@@ -279,10 +250,10 @@ def figure16(scale: Scale) -> Recipe:
                     f"Test {what} by round, λ rule",
                     f"The test {what} after each round.",
                 )
-                for measure, what in (("test_accuracy", "accuracy"), ("test_loss", "loss"))
+                for measure, what in MEASURES.items()
             ),
-            confounded(),
-            lambda_note(),
+            note(__name__, "What the report calls heterogeneity is also a lack of data"),
+            LAMBDA_NOTE,
         ]
 
     cells = {
@@ -291,16 +262,7 @@ def figure16(scale: Scale) -> Recipe:
     }
     for name in ("homogeneous", "low, renormalised"):
         cells[f"FedAvg, {name}"] = experiment(scale, FEDAVG, partition=SPLITS[name], rounds=30)
-    return recipe(
-        scale,
-        "Homogeneous and heterogeneous clients",
-        "K = 5, C = 3. The report's accuracy falls from 71.51% to 60.76% with heterogeneous "
-        "clients; that those are of the low level is inferred, since it does not say. By its "
-        "printed code they also hold only a quarter of the images; equal clients with a quarter of "
-        "the images tell the two apart.",
-        cells,
-        blocks,
-    )
+    return recipe(scale, "figure16", cells=cells, blocks=blocks)
 
 
 def apart(results: Results) -> list[str]:
@@ -347,34 +309,23 @@ def figure17(scale: Scale) -> Recipe:
                     "9,500 images (low), and of 500 with one of 45,500 (high).",
                 )
                 for name in RULES
-                for measure, what in (("test_accuracy", "accuracy"), ("test_loss", "loss"))
+                for measure, what in MEASURES.items()
             ),
-            Text(
-                title="What to expect",
-                paragraphs=(
-                    "Nothing is confounded here. Under the λ rule the update of a client of 500 "
-                    "images counts as much as that of one of 45,500, though it has seen less; and "
-                    "a round without the large client is spent on few images. So curves are the "
-                    "less smooth the more unequal clients are. FedAvg weighs by what clients hold.",
-                ),
-            ),
-            lambda_note(),
+            note(__name__, "What to expect"),
+            LAMBDA_NOTE,
         ]
 
     return recipe(
         scale,
-        "Homogeneous and heterogeneous clients",
-        "K = 10, C = 5: the report repeats Figure 16 to show its features more clearly. With "
-        "ten clients its lists of proportions are whole, so every image is held by someone. Its "
-        "curves are not printed as numbers.",
-        {
+        "figure17",
+        cells={
             f"{name}, {how}": experiment(
                 scale, rule, count=10, per_round=5, partition=sizes(how), rounds=30
             )
             for name, rule in RULES.items()
             for how in SIZES
         },
-        blocks,
+        blocks=blocks,
     )
 
 
@@ -382,12 +333,8 @@ def figure18(scale: Scale) -> Recipe:
     """Figure 18: clients a round, heterogeneity and accuracy."""
     return recipe(
         scale,
-        "Clients, heterogeneity and accuracy",
-        "Ten clients; one, three or five a round; equal sizes, a low and a high level of "
-        "heterogeneity. The report concludes that at the high level three clients are very good "
-        "and one and five are worse. It has one run each; that it has ten clients in all is "
-        "inferred.",
-        {
+        "figure18",
+        cells={
             f"{name}, {how}, {c} a round": experiment(
                 scale, RULES[name], count=10, per_round=c, partition=sizes(how)
             )
@@ -395,7 +342,7 @@ def figure18(scale: Scale) -> Recipe:
             for how in SIZES
             for c in COHORTS
         },
-        _figure18,
+        blocks=_figure18,
         seeds=5,
         keeps=("clients",),
     )
@@ -409,18 +356,15 @@ def _figure18(results: Results) -> list[Block]:
     rounds = _most_rounds(results)
     return [
         *(
-            Bars(
+            bars(
+                [f"{c} a round" for c in COHORTS],
+                {
+                    how: [results.final(f"{name}, {how}, {c} a round") for c in COHORTS]
+                    for how in SIZES
+                },
                 title=f"Client versus accuracy, {name}",
                 caption="Test accuracy after the last round, by the number of clients a round. "
                 "Error bars are one standard deviation over seeds.",
-                groups=[f"{c} a round" for c in COHORTS],
-                series=[
-                    series(how, [results.final(f"{name}, {how}, {c} a round") for c in COHORTS])
-                    for how in SIZES
-                ],
-                y_label="test accuracy",
-                percent=True,
-                digits=2,
             )
             for name in _rules_of_18(results.scale)
         ),
@@ -437,15 +381,8 @@ def _figure18(results: Results) -> list[Block]:
         ),
         drawn(results),
         how_often(results),
-        Text(
-            title="One run says little here",
-            paragraphs=(
-                "At the high level the accuracy after the last round depends on how often the "
-                "large client was drawn. “Three is very good, one and five are worse” is what one "
-                "seed gave; only a spread over seeds can tell.",
-            ),
-        ),
-        lambda_note(),
+        note(__name__, "One run says little here"),
+        LAMBDA_NOTE,
     ]
 
 
@@ -547,7 +484,7 @@ def architectures(scale: Scale) -> Recipe:
             [
                 cell,
                 SAYS.get(runs[cell][0]) if cell in runs else None,
-                mean_of(results.final(cell), 2, times=100),
+                mean_of(results.final(cell)),
                 f"{one.manifest['parameters']:,}",
                 f"{(one.total('bytes_up') or 0) / one.num_rounds / 1e6:.2f}",
             ]
@@ -565,32 +502,11 @@ def architectures(scale: Scale) -> Recipe:
                 rows=rows,
                 published=frozenset({1}),
             ),
-            by_round(results, list(results.runs)),
-            Text(
-                title="What the claim is worth",
-                paragraphs=(
-                    "That linear models do poorly on CIFAR-10 is so. LeNet has the fewest "
-                    "parameters of the convolutional networks, not more; VGG has the most. AlexNet "
-                    "is its usual form for 32 × 32 images, since torchvision's needs 63 × 63.",
-                    "Learning rates are not tuned: a network that does better at the larger one "
-                    "may do better still at another. ResNet-18 with ImageNet weights, where it is "
-                    "run, has seen a million images more than the others, and stands apart.",
-                ),
-            ),
+            by_round(results),
+            note(__name__, "What the claim is worth"),
         ]
 
-    return recipe(
-        scale,
-        "Networks compared",
-        "The report's introduction sets LeNet, AlexNet and VGG against federated learning, "
-        "as if one had to choose. Federated learning trains any of them; here they are under the "
-        "report's own setting, K = 5, C = 3, with FedAvg. All start from scratch, so that the "
-        "networks differ and nothing else does, and at two learning rates: the report's 0.001 was "
-        "meant for pretrained weights, and no single one suits all networks.",
-        cells,
-        blocks,
-        ours=True,
-    )
+    return recipe(scale, "architectures", cells=cells, blocks=blocks, ours=True)
 
 
 LEVELS = SIZES[1:]
@@ -612,17 +528,12 @@ def fedprox(scale: Scale) -> Recipe:
     def blocks(results: Results) -> list[Block]:
         run = [name for name in rules if any(results.runs[f"{how}, {name}"] for how in LEVELS)]
         return [
-            Bars(
+            bars(
+                run,
+                {how: [results.final(f"{how}, {name}") for name in run] for how in LEVELS},
                 title="Accuracy by mu",
                 caption="Test accuracy after the last round, at the report's two levels of "
                 "heterogeneity; mu = 0 is FedAvg.",
-                groups=run,
-                series=[
-                    series(how, [results.final(f"{how}, {name}") for name in run]) for how in LEVELS
-                ],
-                y_label="test accuracy",
-                percent=True,
-                digits=2,
             ),
             Table(
                 title="Accuracy after the last round, %",
@@ -641,37 +552,19 @@ def fedprox(scale: Scale) -> Recipe:
                 )
                 for how in LEVELS
             ),
-            Text(
-                title="What to expect",
-                paragraphs=(
-                    "FedProx is made for clients whose data pull in different directions. The "
-                    "report's clients differ in how much they hold and not in what, so there is "
-                    "little for the proximal term to correct: expect it to slow clients down and "
-                    "not to help.",
-                    "Drawn by size, the client with 91% of the images stands in most places of a "
-                    "cohort, each time with shuffles of its own, and has 91% of the weight in "
-                    "expectation: just what it holds. Drawn alike, it is in every other cohort, "
-                    "with nearly all of the weight there and none in the others: "
-                    f"{ALIKE:.0%} in expectation. So the two forms do not follow the same mean of "
-                    "the clients.",
-                ),
-            ),
+            note(__name__, "fedprox / What to expect", alike=f"{ALIKE:.0%}"),
         ]
 
     return recipe(
         scale,
-        "FedProx",
-        "The report names FedProx as what it would do next about heterogeneity. Here it is, "
-        "on its own heterogeneous clients, K = 10, C = 5; mu = 0 is FedAvg. Clients are drawn "
-        "alike and weighed by what they hold, as in FedAvg, and also as its Figure 19 prints it: "
-        "drawn in proportion to what they hold, with a plain mean.",
-        {
+        "fedprox",
+        cells={
             f"{how}, {name}": experiment(
                 scale, rule, count=10, per_round=5, partition=sizes(how), rounds=20
             )
             for how in LEVELS
             for name, rule in rules.items()
         },
-        blocks,
+        blocks=blocks,
         ours=True,
     )

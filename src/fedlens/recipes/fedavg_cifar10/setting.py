@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -11,14 +11,17 @@ from fedlens.config.experiment import Clients, Experiment, LocalTraining, Named
 from fedlens.core.federation import Examples, Holdings
 from fedlens.data.augment import Augment
 from fedlens.data.partitions.dealing import proportions
-from fedlens.recipes.page import beside, curves
+from fedlens.recipes.page import beside, curves, note, told
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
-from fedlens.report.blocks import Block, Curves, Text
+from fedlens.report.blocks import Block, Curves
 
 LAMBDA = Named("lambda-sum", {"lambda": 0.1})
 FEDAVG = Named("fedavg")
 RULES = {"λ rule": LAMBDA, "FedAvg": FEDAVG}
 """The rule in the report's code, and the one in its text."""
+
+LAMBDA_NOTE = note(__name__, "The λ rule is not FedAvg")
+MEASURES = {"test_accuracy": "accuracy", "test_loss": "loss"}
 
 Sizes = Literal["homogeneous", "low", "high"]
 
@@ -107,21 +110,11 @@ def stand_in(scale: Scale) -> str:
     return " ".join(filter(None, words))
 
 
-def recipe(
-    scale: Scale,
-    title: str,
-    about: str,
-    cells: Mapping[str, Experiment],
-    blocks: Callable[[Results], list[Block]],
-    seeds: int = 3,
-    **more: Any,
-) -> Recipe:
+def recipe(scale: Scale, item: str, *, seeds: int = 3, **more: Any) -> Recipe:
+    """The recipe of an item, with this many seeds at the paper's scale."""
     return Recipe(
-        title=title,
-        about=about,
-        cells=cells,
+        *told(__name__, item),
         seeds=range(scale.pick(1, 1, seeds)),
-        blocks=blocks,
         stand_in=stand_in(scale),
         **more,
     )
@@ -129,7 +122,7 @@ def recipe(
 
 def by_round(
     results: Results,
-    cells: Mapping[str, str] | Sequence[str],
+    cells: Mapping[str, str] | Sequence[str] = (),
     measure: str = "test_accuracy",
     title: str = "",
     caption: str = "",
@@ -140,7 +133,7 @@ def by_round(
         results,
         cells,
         measure,
-        title=title or f"{measure.replace('_', ' ').capitalize()} by round",
+        title=title or f"Test {MEASURES[measure]} by round",
         caption=caption or f"{what} on the test images after each round.",
         **more,
     )
@@ -166,32 +159,3 @@ def last_round(
         beside(rows("test_accuracy", 0), title=f"{accuracy}, %", caption=caption, of=of),
         beside(rows("test_loss", 1), title=loss, of=of, percent=False, digits=3),
     ]
-
-
-def confounded() -> Text:
-    return Text(
-        title="What the report calls heterogeneity is also a lack of data",
-        paragraphs=(
-            "The printed code (its Figure 7) gives client i the proportion p_i of a list of ten, "
-            "and does not rescale the list when there are fewer clients. With five clients the "
-            "low list leaves 500 + 1,500 + 2,500 + 3,500 + 4,500 = 12,500 of CIFAR-10's 50,000 "
-            "images in use, and the high list 5 × 500 = 2,500: the client with 91% does not "
-            "exist, and the five that do are equal. So the fall from 71.51% to 60.76% compares "
-            "all images with a quarter of them, and 20 rounds with 30.",
-            "It is also no label skew: every client's images are a random part of all, so "
-            "clients differ in how much they hold and not in what.",
-        ),
-    )
-
-
-def lambda_note() -> Text:
-    return Text(
-        title="The λ rule is not FedAvg",
-        paragraphs=(
-            "The report's text averages clients by n_k / n. Its printed code adds λ = 0.1 times "
-            "the sum of the clients' updates, whatever they hold: a step of 0.1, 0.3 or 0.5 along "
-            "their mean with one, three or five clients a round. So more clients a round mean a "
-            "longer step of the server, and a client of 500 images counts as much as one of "
-            "45,500. FedAvg proper always takes the whole step.",
-        ),
-    )

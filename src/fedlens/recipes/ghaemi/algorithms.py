@@ -1,33 +1,208 @@
-"""Section 5 of the report: centralised training, FedAvg, FedProx and LIADMM; and FedADMM."""
+"""The report's section 5: centralised training, FedAvg, FedProx and LIADMM; and FedADMM."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from importlib.resources import files
+from typing import Any, Literal
 
-from fedlens.config.experiment import Clients, Evaluate, Experiment, Named
+from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.recipes import samples as of
-from fedlens.recipes.ghaemi.setting import (
-    AS_PUBLISHED,
-    FORMS,
-    OURS,
-    SPLITS,
-    Split,
-    dead_runs,
-    double_softmax_note,
-    experiment,
-    late_published,
-    living,
-    over_published,
-    published,
-    reached,
-)
-from fedlens.recipes.page import beside, curves, series
+from fedlens.recipes.page import bars, beside, curves, mean_of, note, told
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
-from fedlens.report.blocks import Bars, Block, Table, Text
+from fedlens.report.blocks import Block, Table
 from fedlens.report.numbers import NONE
+from fedlens.runs.records import Run
+
+Split = Literal["iid", "non-iid"]
+SPLITS: tuple[Split, ...] = ("iid", "non-iid")
+PARTITION = {"iid": Named("iid"), "non-iid": Named("classes", {"per_client": 2})}
+
+AS_PUBLISHED = "double softmax"
+OURS = "logits"
+FORMS: dict[str, dict[str, Any]] = {
+    AS_PUBLISHED: {"loss": "double_softmax", "lr": 0.05},
+    OURS: {"loss": "cross_entropy", "lr": 0.01},
+}
+"""How the network ends: as published in a softmax, which the loss applies again, or in logits."""
+DOUBLE_SOFTMAX = note(__name__, "The network ended in a softmax, and the loss had another")
+
+
+def experiment(
+    scale: Scale,
+    split: Split,
+    *algorithm: Named,
+    loss: str = "double_softmax",
+    lr: float = 0.05,
+    momentum: float = 0.9,
+    epochs: int | None = None,
+) -> Experiment:
+    """The report's setting: 10 of 100 clients per round, ten epochs, batches of 128, 80 rounds."""
+    paper4 = Named("mcmahan-cnn", {"geometry": "paper4"})
+    return Experiment(
+        dataset=Named(scale.dataset("fashion-mnist")),
+        model=scale.pick(Named("linear"), Named("lenet5"), paper4),
+        rounds=scale.pick(2, 20, 80),
+        loss=loss,
+        engine=scale.engine,
+        clients=Clients(
+            count=scale.pick(20, 100, 100),
+            per_round=scale.pick(2, 10, 10),
+            partition=PARTITION[split],
+        ),
+        local=LocalTraining(
+            epochs=epochs or scale.pick(1, 5, 10),
+            batch_size=scale.pick(64, 128, 128),
+            lr=lr,
+            momentum=momentum,
+        ),
+        evaluate=Evaluate(on=("test", "train") if scale.name == "paper" else ("test",)),
+        algorithm=algorithm,
+    )
+
+
+def recipe(scale: Scale, item: str, **more: Any) -> Recipe:
+    return Recipe(
+        *told(__name__, item),
+        seeds=range(scale.pick(1, 1, 3)),
+        stand_in=scale.instead("fashion-mnist"),
+        **more,
+    )
+
+
+def published(algorithm: str, split: Split) -> dict[str, list[float | None]]:
+    """The report's curves, read from its figures to within 0.005: train and test, loss and acc."""
+    content = json.loads(
+        (files("fedlens.recipes.ghaemi") / "curves.json").read_text(encoding="utf-8")
+    )
+    found: dict[str, list[float | None]] = content[
+        f"{algorithm} {'iid' if split == 'iid' else 'noniid'}"
+    ]
+    return found
+
+
+def over_published(
+    results: Results,
+    algorithm: str,
+    cells: Mapping[Split, Mapping[str, str]],
+    theirs: str = AS_PUBLISHED,
+) -> list[Block]:
+    """Accuracy and loss by round, for each split, together with the curves of the report.
+
+    `cells` gives, by split, the cells to show and the names of their lines. The report's curve is
+    named `theirs`, and has the colour of our line with that name, if there is one.
+    """
+    measures = {"test_acc": "test_accuracy", "test_loss": "test_loss"}
+    if results.scale.name == "paper":
+        measures |= {"train_acc": "train_accuracy", "train_loss": "train_set_loss"}
+    rounds = max(run.num_rounds for cell in results.runs.values() for run in cell)
+    blocks: list[Block] = []
+    for split, named in cells.items():
+        logits = [cell for cell, name in named.items() if name.startswith(OURS)]
+        for measure, ours in measures.items():
+            what = measure.replace("_", " ").replace("acc", "accuracy")
+            # The two kinds of loss cannot share an axis.
+            left_out = logits if "loss" in measure else ()
+            blocks.append(
+                curves(
+                    results,
+                    {cell: name for cell, name in named.items() if cell not in left_out},
+                    ours,
+                    title=f"{algorithm}, {split}: {what}",
+                    caption=f"The {what} of the server's model after each round. Broken: the "
+                    "report's figure, digitised to within 0.005.",
+                    published={theirs: published(algorithm, split)[measure][:rounds]},
+                    y_label=what,
+                )
+            )
+    return blocks
+
+
+def late_published(algorithm: str, split: Split) -> float:
+    """The mean of the published test accuracy over the last quarter of the rounds, 61 to 80."""
+    values = [v for v in published(algorithm, split)["test_acc"][60:] if v is not None]
+    return sum(values) / len(values)
+
+
+def living(results: Results) -> Results:
+    """The runs without dead ones (`is_dead`); if all runs of a cell are dead, they are kept."""
+    kept = {
+        cell: [run for run in runs if not is_dead(run)] or runs
+        for cell, runs in results.runs.items()
+    }
+    return replace(results, runs=kept)
+
+
+def is_dead(run: Run) -> bool:
+    """Whether a run predicted one class for all test images in the last quarter of evaluations."""
+    predicted = run.curve("test_classes_predicted")[1]
+    late = predicted[-max(len(predicted) // 4, 1) :]
+    return run.status == "finished" and bool(late) and all(count == 1 for count in late)
+
+
+def dead_runs(results: Results, cells: Sequence[str]) -> Table:
+    """A table of how many runs of each cell ended dead, and the accuracy of the others."""
+    rows: list[list[str | float | None]] = []
+    for cell in cells:
+        runs = results.runs[cell]
+        dead = [run.experiment["seed"] for run in runs if is_dead(run)]
+        alive = living(replace(results, runs={cell: runs})).late(cell)
+        ends = f"{100 * alive.mean:.2f}" if len(dead) < len(runs) else NONE
+        seeds = ", ".join(map(str, dead)) or NONE
+        rows.append([cell, f"{len(dead)} of {len(runs)}", seeds, ends])
+    return Table(
+        title="Runs that ended dead",
+        caption="A run is dead if it gives one class to all test images in every evaluation of the "
+        "last quarter of the rounds: its accuracy is 0.100, and saturated as it is the double "
+        "softmax gives no gradient back. Which runs die depends on the seed and on rounding. Their "
+        "share is told here; the table above and the curves are of the others, in %.",
+        header=("clients, network", "dead", "their seeds", "the others"),
+        rows=rows,
+    )
+
+
+KNOWS_NOTHING = math.log(10)  # the loss of a network that finds all classes equally likely
+
+
+def reached(results: Results, cell: str) -> Measured | str:
+    """The accuracy of a cell over its last quarter; its `outcome` as text if runs diverged."""
+    return results.late(cell) if results.diverged(cell) is None else outcome(results, cell)
+
+
+def outcome(results: Results, cell: str) -> str:
+    """A text: the accuracy of a cell's successful runs, and how many failed in which way."""
+    runs = results.runs[cell]
+    if not runs:
+        return NONE
+    alive = [run for run in runs if not _has_failed(run)]
+    sure = sum(run.status != "diverged" and _is_sure_of_one(run) for run in runs)
+    words = []
+    if alive:
+        words.append(mean_of(replace(results, runs={cell: alive}).late(cell), 1))
+    if sure:
+        words.append(f"one class for all ({sure} of {len(runs)})")
+    if ended := results.when_diverged(cell):
+        words.append(ended)
+    return ", ".join(words)
+
+
+def failed(results: Results, cell: str) -> bool:
+    """Whether a run diverged, or ended with one class for all images."""
+    return any(map(_has_failed, results.runs[cell]))
+
+
+def _has_failed(run: Run) -> bool:
+    return run.status == "diverged" or _is_sure_of_one(run)
+
+
+def _is_sure_of_one(run: Run) -> bool:
+    """Whether it ended with one class for all images and a loss above ln 10, that of guessing."""
+    loss = run.final("test_loss") or math.inf
+    return bool(run.summary["collapsed"]) and loss > KNOWS_NOTHING + 0.01
+
 
 LATE = "Test accuracy over the last quarter of the rounds, %"
 
@@ -36,25 +211,6 @@ def samples(scale: Scale) -> Recipe:
     """Figure 1: a sample of each class of Fashion-MNIST."""
     sizes = {"training images": 60_000, "test images": 10_000, "classes": 10}
     return of.samples(scale, "fashion-mnist", 5, sizes)
-
-
-def _recipe(
-    scale: Scale,
-    title: str,
-    about: str,
-    cells: Mapping[str, Experiment],
-    blocks: Callable[[Results], list[Block]],
-    ours: bool = False,
-) -> Recipe:
-    return Recipe(
-        title=f"{title} on Fashion-MNIST",
-        about=about,
-        cells=cells,
-        seeds=range(scale.pick(1, 1, 3)),
-        blocks=blocks,
-        ours=ours,
-        stand_in=scale.instead("fashion-mnist"),
-    )
 
 
 PUBLISHED = {
@@ -70,12 +226,10 @@ TRAIN_LOSS = (1.735, 1.552)  # during training, in the first and the last epoch
 
 def centralised(scale: Scale) -> Recipe:
     """Centralised training, section 5.1: ten epochs of one client that holds everything."""
-    return _recipe(
+    return recipe(
         scale,
-        "Centralised training",
-        "The report's yardstick: ten epochs of SGD on all 60,000 images. Its text says that "
-        "no federated algorithm reaches it; by its own figures FedAvg and FedProx pass it.",
-        {
+        "centralised",
+        cells={
             form: replace(
                 alone := experiment(scale, "iid", **how),
                 rounds=scale.pick(2, 5, 10),
@@ -86,7 +240,7 @@ def centralised(scale: Scale) -> Recipe:
             )
             for form, how in FORMS.items()
         },
-        _centralised,
+        blocks=_centralised,
     )
 
 
@@ -119,22 +273,12 @@ def _centralised(results: Results) -> list[Block]:
         ),
         curves(
             results,
-            list(FORMS),
             title="Test accuracy by epoch",
             caption="Accuracy on the test images after each epoch of centralised training.",
             x_label="epoch",
         ),
-        Text(
-            title="Text and figures disagree",
-            paragraphs=(
-                "The report says that the federated algorithms “cannot reach the accuracy achieved "
-                "by centralized training”. Its figures say otherwise: 88.36% centralised, after "
-                "ten epochs, against 89.8% for FedAvg and FedProx with iid clients after 80 rounds "
-                "of ten local epochs. A round trains ten clients of 600 images for ten epochs: "
-                "one epoch's worth of images, so the federated runs see eight times as many.",
-            ),
-        ),
-        double_softmax_note(),
+        note(__name__, "Text and figures disagree"),
+        DOUBLE_SOFTMAX,
     ]
 
 
@@ -150,15 +294,7 @@ def fedavg(scale: Scale) -> Recipe:
         for form, how in FORMS.items()
     }
     cells[TOO_FAST] = experiment(scale, "non-iid", loss="cross_entropy", lr=0.05)
-    return _recipe(
-        scale,
-        "FedAvg",
-        "The report trains a CNN on 100 clients, ten a round, once with iid clients and once "
-        "with two classes a client. Here are its curves with ours over them: in its form, which "
-        "has a softmax too many, and with plain logits.",
-        cells,
-        _fedavg,
-    )
+    return recipe(scale, "fedavg", cells=cells, blocks=_fedavg)
 
 
 def _fedavg(results: Results) -> list[Block]:
@@ -186,7 +322,7 @@ def _fedavg(results: Results) -> list[Block]:
         dead_runs(results, [f"{split}, {AS_PUBLISHED}" for split in SPLITS]),
         *over_published(alive, "FedAvg", shown),
         identity(results),
-        double_softmax_note(),
+        DOUBLE_SOFTMAX,
     ]
 
 
@@ -264,47 +400,28 @@ def fedprox(scale: Scale) -> Recipe:
             ),
             dead_runs(results, [cell for cell, key in run.items() if AS_PUBLISHED in key]),
             *(
-                Bars(
+                bars(
+                    mus,
+                    {s: [alive.late(f"{s}, {form}, {mu}") for mu in mus] for s in SPLITS},
                     title=f"Accuracy by mu, {form}",
                     caption="Mean test accuracy over the last quarter of the rounds, for the exact "
                     "proximal term, without runs that ended dead; mu = 0 is FedAvg.",
-                    groups=mus,
-                    series=[
-                        series(split, [alive.late(f"{split}, {form}, {mu}") for mu in mus])
-                        for split in SPLITS
-                    ],
-                    y_label="test accuracy",
-                    percent=True,
+                    digits=1,
                 )
                 for form in dict.fromkeys(form for _, form, _ in run.values())
             ),
             *over_published(alive, "FedProx", named, f"mu {PUBLISHED_MU:g}"),
-            Text(
-                title="The report's proximal term seems to have had no effect",
-                paragraphs=(
-                    "A proximal term of mu = 3 holds each client within |gradient| / 3 of the "
-                    "server's model, while FedAvg with momentum 0.9 at 0.05 travels 20 times the "
-                    "gradient in the report's 50 steps, from rest. So FedProx with mu = 3 must be "
-                    "far slower than FedAvg. The report's two iid curves cannot be told apart "
-                    "(89.53% and 89.60% over rounds 61 to 80), as if its term had not reached the "
-                    "gradient.",
-                    "The report's references [2] and [3] are swapped: FedProx is Li et al., the "
-                    "ADMM is Zhou and Li.",
-                ),
-            ),
+            note(__name__, "The report's proximal term seems to have had no effect"),
         ]
 
-    return _recipe(
+    return recipe(
         scale,
-        "FedProx",
-        "The report tunes FedProx to mu = 3 and gets curves like FedAvg's. Here is the exact "
-        "proximal term at mu = 3 and at smaller values, in the report's form, which has a softmax "
-        "too many, and with plain logits; mu = 0 is FedAvg.",
-        {
+        "fedprox",
+        cells={
             cell: experiment(scale, split, Named("fedprox", {"mu": mu}), **FORMS[form])
             for cell, (split, form, mu) in keys.items()
         },
-        blocks,
+        blocks=blocks,
     )
 
 
@@ -368,33 +485,14 @@ def liadmm(scale: Scale) -> Recipe:
                 for split, named in shown[OURS].items()
                 if named
             ),
-            Text(
-                title="What the failure looks like",
-                paragraphs=(
-                    "The failed curve of the report is flat at an accuracy of 0.100 and a loss of "
-                    "2.3612. That is not ln 10 = 2.3026, the loss of a net that knows nothing: it "
-                    "is 0.1 × 1.4612 + 0.9 × 2.4612, the loss of a net that is sure, for every "
-                    "image, of one and the same class. It ran away, and the double softmax gives "
-                    "no gradient back.",
-                    "The equations are not to blame: with all clients in every round they are "
-                    "optimistic gradient descent, which is stable while gamma times the curvature "
-                    "is below 2/3. `fedlens reproduce ghaemi/why-liadmm-fails` takes the possible "
-                    "causes one by one, and `ghaemi/fedadmm` has a form that works with plain "
-                    "logits. The report's plots call LIADMM “FedADMM”.",
-                ),
-            ),
-            double_softmax_note(),
+            note(__name__, "What the failure looks like"),
+            DOUBLE_SOFTMAX,
         ]
 
-    return _recipe(
+    return recipe(
         scale,
-        "LIADMM",
-        "The report's LIADMM learns slowly with iid clients and fails completely with two "
-        "classes a client; it leaves open why. Its notebook is public, but we could not obtain it. "
-        "Here are the equations as printed, one full-batch step a round, and three readings in "
-        "which ten epochs of SGD with momentum 0.9 take the place of that step; each in the "
-        "report's form, which has a softmax too many, and with plain logits.",
-        {
+        "liadmm",
+        cells={
             cell: experiment(
                 scale,
                 split,
@@ -404,7 +502,7 @@ def liadmm(scale: Scale) -> Recipe:
             )
             for cell, (form, split, reading) in keys.items()
         },
-        blocks,
+        blocks=blocks,
     )
 
 
@@ -463,32 +561,16 @@ def fedadmm(scale: Scale) -> Recipe:
                 header=("algorithm, clients", "swing"),
                 rows=[[cell, f"{100 * alive.swing(cell):.2f}"] for cell in run],
             ),
-            Text(
-                title="What is different from LIADMM",
-                paragraphs=(
-                    "Each client minimises f(v) + (rho/2) |v − x + u|² from the server's x, so the "
-                    "pull towards x is there in every local step and the dual u cannot push a "
-                    "client without bound; LIADMM subtracts the dual and has no such pull once its "
-                    "single step is replaced by training.",
-                    "The server's model is the mean over the last z = v + u of all clients seen so "
-                    "far, not over the round's. With a warm start a client counts from its first "
-                    "round on; with a cold start all clients count at once, those not yet seen "
-                    "with the initial model, which holds the first rounds back.",
-                ),
-            ),
+            note(__name__, "What is different from LIADMM"),
         ]
 
-    return _recipe(
+    return recipe(
         scale,
-        "FedADMM",
-        "ADMM with two classes a client and a tenth of the clients a round: the server keeps "
-        "what every client sent last, and clients minimise the augmented Lagrangian by ordinary "
-        "local training. Beside it FedAvg in the same setting, both with plain logits and in the "
-        "report's form, which has a softmax too many.",
-        {
+        "fedadmm",
+        cells={
             cell: experiment(scale, split, ALGORITHMS[name], **FORMS[form])
             for cell, (name, form, split) in keys.items()
         },
-        blocks,
+        blocks=blocks,
         ours=True,
     )

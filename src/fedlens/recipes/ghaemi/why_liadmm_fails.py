@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from fedlens.config.experiment import Experiment, Named
-from fedlens.recipes.ghaemi.setting import SPLITS, Split, experiment, failed, outcome
-from fedlens.recipes.page import curves
+from fedlens.recipes.ghaemi.algorithms import SPLITS, Split, experiment, failed, outcome, recipe
+from fedlens.recipes.page import curves, note
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Table, Text
 
@@ -81,17 +81,7 @@ def why_liadmm_fails(scale: Scale) -> Recipe:
             rest = tuple(other for other in HYPOTHESES if other != h)
             for split in SPLITS:
                 cells[f"all but {h}, {split}"] = _cell(scale, split, rest)
-    return Recipe(
-        title="Why LIADMM fails with two classes a client",
-        about="The report ends with this question. Six things that its code may have done are "
-        "switched on one at a time, beside the equations as printed and all six together. A "
-        "control tells what the hypotheses about training owe to SGD in place of the one step.",
-        cells=cells,
-        seeds=range(scale.pick(1, 1, 3)),
-        blocks=blocks,
-        ours=True,
-        stand_in=scale.instead("fashion-mnist"),
-    )
+    return recipe(scale, "why-liadmm-fails", cells=cells, blocks=blocks, ours=True)
 
 
 def _cell(scale: Scale, split: Split, switched: tuple[str, ...], **liadmm: Any) -> Experiment:
@@ -142,18 +132,7 @@ def blocks(results: Results) -> list[Block]:
             "all six.",
         ),
         Text(title="What these runs say", paragraphs=_verdict(results)),
-        Text(
-            title="How to read it",
-            paragraphs=(
-                "LIADMM as printed takes one gradient step a round and cannot learn much in 80 "
-                "rounds, or in 20: that is slow, not a failure. A failure is a run that diverges, "
-                "or whose model is sure of one and the same class for every image.",
-                "H1, H3 and H4 put SGD in the place of the one full-batch step, since they have no "
-                "meaning without it: one epoch in H1 and H4, ten in H3. So their cause is what "
-                "they do beyond the control, which makes that replacement and no more: one epoch, "
-                "no momentum, the dual subtracted once.",
-            ),
-        ),
+        note(__name__, "How to read it"),
     ]
 
 

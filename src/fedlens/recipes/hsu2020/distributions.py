@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedlens.config.experiment import Clients, Experiment, Named
-from fedlens.core.federation import Examples, Federation
+from fedlens.core.federation import Dataset, Examples, Federation, Holdings
 from fedlens.data.emd import emd
 from fedlens.recipes.hsu2020 import cifar
 from fedlens.recipes.hsu2020.setting import (
@@ -23,7 +23,7 @@ from fedlens.recipes.hsu2020.setting import (
     population,
     stand_in,
 )
-from fedlens.recipes.page import beside, mean_of
+from fedlens.recipes.page import beside, mean_of, told
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Curves, Heat, Line, Table
 from fedlens.report.numbers import NONE
@@ -33,8 +33,13 @@ from fedlens.setup.data import split_examples
 
 def label_counts(scale: Scale, clients: Population) -> Tensor:  # [K, L]
     """The number of examples of each class that each client holds."""
+    return _dealt(scale, clients)[2]
+
+
+def _dealt(scale: Scale, clients: Population) -> tuple[Dataset, Holdings, Tensor]:
+    """A data set, who holds which of its examples, and the examples of each class by client."""
     dataset, train, held = partition(described(clients), scale.data)
-    return held.label_counts(train.labels, dataset.num_classes)
+    return dataset, held, held.label_counts(train.labels, dataset.num_classes)
 
 
 def described(clients: Population) -> Experiment:
@@ -52,7 +57,8 @@ def _of_clients(
     """How much each client holds, with clients in decreasing order."""
     return Curves(
         lines=[
-            _line(name, ((c > 0) if what == "classes" else c).sum(1)) for name, c in counts.items()
+            _by_rank(name, (c > 0 if what == "classes" else c).sum(1).double(), most=200)
+            for name, c in counts.items()
         ],
         x_label="client, by rank",
         log_x=True,
@@ -61,16 +67,17 @@ def _of_clients(
     )
 
 
-def _by_rank(name: str, values: Tensor) -> Line:
-    return Line(name, range(1, len(values) + 1), values.sort(descending=True).values.tolist())
+def _by_rank(name: str, values: Tensor, most: int | None = None) -> Line:
+    """Values in decreasing order; with `most`, about so many of them, even on a log axis.
 
-
-def _line(name: str, values: Tensor) -> Line:
+    A few hundred points show as much as nine thousand, and are drawn much faster.
+    """
     ordered = values.sort(descending=True).values
-    # A few hundred points show as much as nine thousand, and are drawn much faster.
-    at = torch.unique(torch.logspace(0, torch.log10(torch.tensor(len(ordered) + 0.0)), 200).long())
-    at = at.clamp(1, len(ordered)).unique()
-    return Line(name, at.tolist(), [float(ordered[i - 1]) for i in at.tolist()])
+    at = torch.arange(1, len(ordered) + 1)
+    if most is not None:
+        at = torch.logspace(0, torch.log10(torch.tensor(len(ordered) + 0.0)), most).long()
+        at = torch.unique(at.clamp(1, len(ordered)))
+    return Line(name, at.tolist(), ordered[at - 1].tolist())
 
 
 TABLE1 = {  # clients, imbalanced, classes, examples, centralised accuracy in percent
@@ -120,10 +127,7 @@ def table1(scale: Scale) -> Recipe:
     of_cifar = cifar.stand_in(scale) if CIFAR.keys() & shown else ""
     others = stand_in(*(one for name, one in shown.items() if name not in CIFAR))
     return Recipe(
-        title="The training sets",
-        about="Clients, classes and examples of every data set of the paper, and the accuracy of "
-        "centralised training. "
-        f"{OUR_EPOCHS}",
+        *told(__name__, "table1", epochs=OUR_EPOCHS),
         cells=cells,
         seeds=range(scale.pick(1, 1, 3)),
         blocks=lambda results: _table1(results, shown),
@@ -145,7 +149,7 @@ def _table1(results: Results, shown: dict[str, Population]) -> list[Block]:
                 *(imbalanced, ours[1]),
                 *(f"{classes:,}", ours[2]),
                 *(f"{examples:,}", ours[3]),
-                *(f"{accuracy:.2f}", mean_of(results.final(CELLS[name]), 2, times=100)),
+                *(f"{accuracy:.2f}", mean_of(results.final(CELLS[name]))),
             ]
         )
     header = ["data set", "used here"]
@@ -179,19 +183,14 @@ def figure1(scale: Scale) -> Recipe:
     """Figure 1: classes are not everywhere alike."""
     clients = population(scale, "geo")
     return Recipe(
-        title="Where classes are",
-        about="The paper maps the sightings of two species of iNaturalist, Douglas-fir and red "
-        "maple, over the United States: visual categories vary with location. Here are the two "
-        "classes that are furthest apart, over the clients of the partition by place. Nothing is "
-        "trained.",
+        *told(__name__, "figure1"),
         blocks=lambda results: _figure1(results, clients),
         stand_in=stand_in(clients),
     )
 
 
 def _figure1(results: Results, clients: Population) -> list[Block]:
-    dataset, train, held = partition(described(clients), results.scale.data)
-    counts = held.label_counts(train.labels, dataset.num_classes)  # [K, L]
+    dataset, held, counts = _dealt(results.scale, clients)
     shares = counts.T / counts.sum(0).clamp(min=1)[:, None]  # [L, K] shares of each class by client
     one, two = furthest_apart(shares)
     apart = float((shares[one] - shares[two]).abs().sum())
@@ -248,9 +247,7 @@ def figure2(scale: Scale) -> Recipe:
     users = population(scale, "user")
     shown = {**partitionings(scale), users.used: users}
     return Recipe(
-        title="The distribution of iNaturalist",
-        about="Classes and examples a client, clients in order of rank, for several partitionings "
-        "of one data set; and the examples a class. Nothing is trained.",
+        *told(__name__, "figure2"),
         blocks=lambda results: _figure2(results, shown),
         stand_in=stand_in(population(scale, "geo"), users),
     )
@@ -283,7 +280,7 @@ def _figure2(results: Results, shown: dict[str, Population]) -> list[Block]:
             y_label="examples",
         ),
         beside(
-            [(name, CLIENTS.get(name), Measured(len(c), None, 1)) for name, c in counts.items()],
+            [(name, CLIENTS.get(name), len(c)) for name, c in counts.items()],
             title="How many clients there are",
             caption="The counts in the files that were released are one higher than the paper's, "
             "which leave a row without a place out. The paper does not print that of Geo-1k, which "
@@ -293,7 +290,7 @@ def _figure2(results: Results, shown: dict[str, Population]) -> list[Block]:
             digits=0,
         ),
         beside(
-            [(name, EMD.get(name), Measured(emd(c), None, 1)) for name, c in counts.items()],
+            [(name, EMD.get(name), emd(c)) for name, c in counts.items()],
             title="Mean EMD",
             caption="How far clients are from the population, on average by what they hold. The "
             "paper prints that of the users.",
@@ -325,17 +322,14 @@ def figure3(scale: Scale) -> Recipe:
     """Figure 3: how Landmarks-User-160k is spread over classes and users."""
     clients = population(scale, "landmarks")
     return Recipe(
-        title="The distribution of Landmarks-User-160k",
-        about="Images a landmark, and images and landmarks a user, in order of rank. Nothing is "
-        "trained.",
+        *told(__name__, "figure3"),
         blocks=lambda results: _figure3(results, clients),
         stand_in=stand_in(clients),
     )
 
 
 def _figure3(results: Results, clients: Population) -> list[Block]:
-    dataset, train, held = partition(described(clients), results.scale.data)
-    counts = held.label_counts(train.labels, dataset.num_classes)  # [K, L]
+    dataset, _, counts = _dealt(results.scale, clients)
     tested = torch.bincount(dataset.test.labels, minlength=dataset.num_classes)  # [L]
     found = (
         *(len(counts), int((counts.sum(0) > 0).sum()), int(counts.sum())),
@@ -366,7 +360,7 @@ def _figure3(results: Results, clients: Population) -> list[Block]:
         ),
         beside(
             [
-                (name, theirs, Measured(ours, None, 1))
+                (name, theirs, ours)
                 for (name, theirs), ours in zip(FIGURE3.items(), found, strict=True)
             ],
             title="How many there are",
@@ -376,7 +370,7 @@ def _figure3(results: Results, clients: Population) -> list[Block]:
             compared=not clients.is_stand_in,
         ),
         beside(
-            [(clients.called, EMD[clients.name], Measured(emd(counts), None, 1))],
+            [(clients.called, EMD[clients.name], emd(counts))],
             title="Mean EMD",
             caption=f"Ours is {clients.used}.",
             percent=False,
@@ -393,10 +387,7 @@ IMAGES = 50_000  # training images, equally many per class
 def figure10(scale: Scale) -> Recipe:
     """Figure 10: classes a client, for the Dirichlet splits of CIFAR-10 and CIFAR-100."""
     return Recipe(
-        title="Classes a client",
-        about="How many classes each of 100 clients has, for every concentration α of the paper, "
-        "and how unalike that makes them. Nothing is trained, and no images are needed: both sets "
-        "have as many of every class, which is all that these splits go by.",
+        *told(__name__, "figure10"),
         blocks=_figure10,
     )
 

@@ -1,17 +1,25 @@
-"""Figure 4: relative accuracy against how unalike clients are, on CIFAR-10 and CIFAR-100."""
+"""Figure 4 and its pilot."""
 
 from __future__ import annotations
 
 import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
+from fedlens.config.experiment import Evaluate, Experiment
 from fedlens.data.emd import emd_per_client
 from fedlens.recipes.hsu2020.cifar import (
     ACCURACY,
+    CENTRALISED,
+    CHOSEN,
     EMD,
     NO_POINT,
     Point,
+    Rate,
+    Setting,
     alphas,
     at_point,
     centralised,
@@ -19,13 +27,16 @@ from fedlens.recipes.hsu2020.cifar import (
     chosen_rate,
     datasets,
     experiment,
+    grid,
+    momenta,
+    rates,
     relative,
     stand_in,
 )
 from fedlens.recipes.hsu2020.setting import BASES
-from fedlens.recipes.page import beside, note
-from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
-from fedlens.report.blocks import Block, Curves, Line, Strip
+from fedlens.recipes.page import beside, note, told
+from fedlens.recipes.recipe import Recipe, Results, Scale
+from fedlens.report.blocks import Block, Curves, Heat, Line, Strip, Table, Text
 from fedlens.runs.records import Run
 
 
@@ -34,6 +45,7 @@ def report_goals(scale: Scale) -> tuple[int, ...]:
 
 
 def figure4(scale: Scale) -> Recipe:
+    """Figure 4: relative accuracy against how unalike clients are, on CIFAR-10 and CIFAR-100."""
     cells = {}
     for dataset in datasets(scale):
         cells[f"{dataset}, centralised"] = centralised(scale, dataset)
@@ -47,13 +59,7 @@ def figure4(scale: Scale) -> Recipe:
                 one = experiment(scale, dataset, alpha, per_round=k, lr=point.lr)
             cells[_cell(scale, dataset, alpha, base, k)] = one
     return Recipe(
-        title="Relative accuracy against EMD",
-        about="Accuracy of FedAvg and FedAvgM relative to centralised training, for clients from "
-        "alike (left) to one class each (right). The paper takes the best of Figure 8's grid of "
-        "learning rates and momenta at every point. Here a pilot picks the point, by images that "
-        "are neither trained on nor tested on (hsu2020/figure4-pilot), and the next best where a "
-        "run of all rounds diverged at that point; where there was no pilot, it is the paper's "
-        "default, 0.01 and 0.9.",
+        *told(__name__, "figure4"),
         cells=cells,
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
@@ -101,7 +107,7 @@ def blocks(results: Results) -> list[Block]:
                 x_label="EMD",
             ),
             beside(
-                [(f"α {a:g}", EMD[dataset].get(a), Measured.one(emd)) for a, emd in emds.items()],
+                [(f"α {a:g}", EMD[dataset].get(a), emd) for a, emd in emds.items()],
                 title=f"{dataset}: mean EMD",
                 caption="Published: of the splits that the authors released.",
                 of="concentration",
@@ -156,4 +162,191 @@ def _curves(results: Results, dataset: str, emds: dict[float, float]) -> Curves:
         y_label="relative accuracy",
         percent=True,
         levels=[("centralised", 1.0)],
+    )
+
+
+GOAL = 10  # clients a round
+SEED = 0  # of the split, so that all runs have the same validation images
+MEASURE = "validation_accuracy"
+STRONG = 0.05  # with a smaller 1 − β, momentum starts slowly: a tenth of the rounds misjudges it
+# Learning rates whose full run without momentum diverged in Figure 4. (At α = 1 a rate of 0.1 did
+# not diverge there, but did in Figure 8.)
+DIVERGED = {
+    "cifar10": {10.0: (0.1,), 0.05: (0.1,), 0.0: (0.1,)},
+    "cifar100": {10.0: (0.1,)},
+}
+LENGTHS = "Runs with 1 − β below 0.1 had all rounds, the others a tenth."
+SCHEDULES = ("constant", "cosine")  # of centralised training
+
+
+def figure4_pilot(scale: Scale) -> Recipe:
+    """The pilot of Figure 4: which learning rate and momentum, at every concentration.
+
+    The paper reports the best of a grid, and does not say by which images it is the best. Here a
+    tenth of the training images is set apart, and runs over Figure 8's grid are judged by them
+    alone. Most are short. What they pick goes into chosen.json, beside this file, which Figure 4
+    reads.
+    """
+    cells = {}
+    for dataset in datasets(scale):
+        for alpha, setting in itertools.product(alphas(scale, dataset), grid(scale)):
+            whole = at_point(scale, dataset, alpha, setting.point, GOAL)
+            short = whole.rounds if setting.left < STRONG else whole.rounds // 10
+            cells[_pilot_cell(dataset, alpha, setting)] = _judged(
+                replace(whole, rounds=scale.pick(2, 20, short))
+            )
+    for dataset in datasets(scale):
+        for rate in _rates(scale):
+            cells[_alone(dataset, rate)] = _judged(centralised(scale, dataset, rate))
+    return Recipe(
+        *told(__name__, "figure4-pilot"),
+        cells=cells,
+        blocks=_pilot_blocks,
+        ours=True,
+        stand_in=stand_in(scale),
+    )
+
+
+def _judged(whole: Experiment) -> Experiment:
+    """The experiment evaluated on held-out validation images, the same in all runs."""
+    return replace(
+        whole,
+        clients=replace(whole.clients, seed=SEED),
+        evaluate=Evaluate(every=whole.rounds, on=("validation",)),
+    )
+
+
+def _pilot_cell(dataset: str, alpha: float, setting: Setting) -> str:
+    return f"{dataset}, α {alpha:g}, {setting}"
+
+
+def _alone(dataset: str, rate: Rate) -> str:
+    return f"{dataset}, centralised, lr {rate.lr:.2g}, {rate.schedule}"
+
+
+def _rates(scale: Scale) -> list[Rate]:
+    return [Rate(lr, how) for how, lr in itertools.product(SCHEDULES, rates(scale))]
+
+
+def best_rates(results: Results) -> dict[str, Rate]:
+    """The best rate of centralised training, by data set."""
+    picked = {}
+    for dataset in datasets(results.scale):
+        measured = {r: results.final(_alone(dataset, r), MEASURE) for r in _rates(results.scale)}
+        if found := {rate: one.mean for rate, one in measured.items() if one}:
+            picked[dataset] = max(found, key=lambda rate: found[rate])
+    return picked
+
+
+def best(results: Results) -> dict[str, dict[str, dict[str, Point]]]:
+    """The best point, by data set, concentration and base."""
+    scale = results.scale
+    picked: dict[str, dict[str, dict[str, Point]]] = {}
+    for dataset in datasets(scale):
+        for alpha, base in itertools.product(alphas(scale, dataset), BASES):
+            measured = {
+                setting.point: results.final(_pilot_cell(dataset, alpha, setting), MEASURE)
+                for setting in grid(scale)
+                if base != "FedAvg" or setting.left == 1
+                if setting.left < 1 or not _diverged(scale, dataset, alpha, setting.rate)
+            }
+            if found := {point: one.mean for point, one in measured.items() if one}:
+                by_base = picked.setdefault(dataset, {}).setdefault(f"{alpha:g}", {})
+                by_base[base] = max(found, key=lambda point: found[point])
+    return picked
+
+
+def _diverged(scale: Scale, dataset: str, alpha: float, rate: float) -> bool:
+    """Whether the full run at this rate without momentum diverged in Figure 4."""
+    return scale.name == "paper" and rate in DIVERGED.get(dataset, {}).get(alpha, ())
+
+
+def to_store(results: Results) -> dict[str, Mapping[str, object]]:
+    """The content of chosen.json."""
+    rates = {name: {CENTRALISED: rate} for name, rate in best_rates(results).items()}
+    picked = best(results)
+    return {name: {**picked.get(name, {}), **rates.get(name, {})} for name in {**picked, **rates}}
+
+
+def _pilot_blocks(results: Results) -> list[Block]:
+    picked = best(results)
+    rows = [
+        [dataset, alpha, base, f"{point.lr:.3g}", f"{point.momentum:.3g}"]
+        for dataset, by_alpha in picked.items()
+        for alpha, by_base in by_alpha.items()
+        for base, point in by_base.items()
+    ]
+    return [
+        Table(
+            title="What the pilot picks",
+            caption="The point of the grid with the best validation accuracy; where the run of all "
+            f"rounds diverged at that point, the next best. {LENGTHS}",
+            header=("data", "α", "method", "learning rate", "server momentum"),
+            rows=rows,
+        ),
+        *(_grid(results, dataset) for dataset in picked),
+        *(_grid_centralised(results, dataset) for dataset in best_rates(results)),
+        Text(
+            title="For Figure 4",
+            paragraphs=(
+                f"At the paper's scale these points belong into {CHOSEN}, beside this recipe's "
+                "file: Figure 4 then starts from them.",
+            ),
+            code=json.dumps(to_store(results), indent=1),
+        ),
+    ]
+
+
+def _grid_centralised(results: Results, dataset: str) -> Table:
+    """A table of all rates of centralised training that were run."""
+    picked = best_rates(results)[dataset]
+    return Table(
+        title=f"{dataset}: centralised training",
+        caption="Accuracy in percent on the images set apart, after the last epoch, by learning "
+        "rate: one that stays, and one that falls to 0 along a cosine.",
+        header=("schedule", "learning rate", "validation accuracy, %", ""),
+        rows=[
+            [
+                rate.schedule,
+                f"{rate.lr:.2g}",
+                f"{100 * found.mean:.2f}",
+                "picked" * (rate == picked),
+            ]
+            for rate in _rates(results.scale)
+            if (found := results.final(_alone(dataset, rate), MEASURE))
+        ],
+    )
+
+
+def _grid(results: Results, dataset: str) -> Heat:
+    """A picture per data set of all points that were run, at every concentration."""
+    scale = results.scale
+    rows = alphas(scale, dataset)
+    settings = [
+        Setting(rate, left)
+        for left in momenta(scale)
+        for rate in rates(scale)
+        if any(_pilot_cell(dataset, a, Setting(rate, left)) in results.runs for a in rows)
+    ]
+    values = [
+        [(end := results.final(_pilot_cell(dataset, a, s), MEASURE)) and end.mean for s in settings]
+        for a in rows
+    ]
+    best_of = {
+        (i, row.index(max(scored)))
+        for i, row in enumerate(values)
+        if (scored := [y for y in row if y is not None])
+    }
+    return Heat(
+        title=f"{dataset}: validation accuracy",
+        caption="Accuracy in percent on the images set apart: a row for each concentration of the "
+        "classes, a column for each point of the grid, by its effective learning rate η_eff and "
+        "1 − β of the server's momentum. The best of a row has a frame. "
+        f"{LENGTHS} What is empty was not run, or diverged.",
+        values=values,
+        row_names=[f"α {alpha:g}" for alpha in rows],
+        column_names=[f"η_eff {s.rate:.2g}, 1−β {s.left:.2g}" for s in settings],
+        value_label="validation accuracy",
+        percent=True,
+        best=frozenset(best_of),
     )

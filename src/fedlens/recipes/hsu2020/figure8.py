@@ -21,7 +21,7 @@ from fedlens.recipes.hsu2020.cifar import (
     relative,
     stand_in,
 )
-from fedlens.recipes.page import at_the_end, note
+from fedlens.recipes.page import at_the_end, note, told
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Contours, Table
 from fedlens.report.numbers import NONE
@@ -57,11 +57,7 @@ def figure8(scale: Scale) -> Recipe:
                     scale, dataset, alpha, setting.point, panel.goal, panel.epochs
                 )
     return Recipe(
-        title="Sensitivity to learning rate and momentum",
-        about="Relative accuracy of FedAvgM over a grid of effective learning rates η_eff = η / "
-        "(1 − β) and momenta, for several concentrations α, report goals K and local epochs E. "
-        "The paper finds that the good region shrinks as clients become less alike, and that "
-        "η_eff = 0.01 works well in many situations.",
+        *told(__name__, "figure8"),
         cells=cells,
         blocks=blocks,
         stand_in=stand_in(scale),

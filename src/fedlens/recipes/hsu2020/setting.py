@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.data.augment import Augment
-from fedlens.recipes.page import mean_of
+from fedlens.recipes.page import mean_of, told
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
-from fedlens.report.blocks import Block, Table
+from fedlens.report.blocks import Table
 from fedlens.runs.budgets import at_batches, at_rounds
 
 Which = Literal["geo", "user", "landmarks"]
@@ -43,11 +43,20 @@ class Method(NamedTuple):
     ir: bool = False  # with FedIR
     goal: int = 0  # the paper's report goal, where a table has several; else it is 10
 
-    @property
-    def name(self) -> str:
-        """What its cells are called, after the clients or the start."""
+    def cell(self, first: str = "") -> str:
+        """The name of its cell, after the clients, the layers or the start."""
         parts = {"FedVC": self.vc, "FedIR": self.ir, f"K {self.goal}": self.goal}
-        return ", ".join([self.base, *(part for part, has in parts.items() if has)])
+        words = [first, self.base, *(part for part, has in parts.items() if has)]
+        return ", ".join(filter(None, words))
+
+    def says(self, column: str, scale: Scale) -> str:
+        """What a table has of it in a column."""
+        if column == "method":
+            return self.base
+        if column == "K":
+            here = goal(scale, self.goal)
+            return str(here) if here == self.goal else f"{self.goal} ({here} here)"
+        return "yes" if {"FedVC": self.vc, "FedIR": self.ir}[column] else "no"
 
 
 @dataclass(frozen=True)
@@ -190,12 +199,6 @@ def goal(scale: Scale, paper: int) -> int:
     return scale.pick((2, 3, 4), (5, 10, 20), GOALS)[at]
 
 
-def said_goal(scale: Scale, paper: int) -> str:
-    """One of the paper's report goals, and the one used here if it differs."""
-    here = goal(scale, paper)
-    return str(paper) if here == paper else f"{paper} ({here} here)"
-
-
 def goals(scale: Scale, *paper: int) -> tuple[int, ...]:
     """Which of the paper's report goals are run: the largest of three only at `paper` scale."""
     return paper if scale.name == "paper" or len(paper) < 3 else paper[:-1]
@@ -257,49 +260,46 @@ def centralised(scale: Scale, clients: Population, layers: int | None = None) ->
 
 
 def recipe(
-    scale: Scale,
-    clients: Sequence[Which],
-    title: str,
-    about: str,
-    cells: Mapping[str, Experiment],
-    blocks: Callable[[Results], list[Block]],
-    **more: Any,
+    scale: Scale, clients: Sequence[Which], item: str, *, more: str = "", **parts: Any
 ) -> Recipe:
+    """The recipe of an item about these clients; `more` is added to what stands in for them."""
     who = [population(scale, which) for which in clients]
-    told: dict[str, Any] = {"stand_in": stand_in(*who), "seeds": range(scale.pick(1, 1, 3)), **more}
-    other = is_other_data(*who)
-    return Recipe(title, about, cells=cells, blocks=blocks, other_data=other, **told)
-
-
-Row = tuple[Sequence[str], str, Sequence[float]]
-"""The first columns of a row, its experiment, and its published numbers in percent, if any."""
+    return Recipe(
+        *told(__name__, item, epochs=OUR_EPOCHS),
+        stand_in=f"{stand_in(*who)} {more}".strip(),
+        other_data=is_other_data(*who),
+        **{"seeds": range(scale.pick(1, 1, 3)), **parts},
+    )
 
 
 def at_budgets(
     results: Results,
-    rows: Sequence[Row],
+    rows: Mapping[tuple[Any, Method], Sequence[float]],
     *,
     of: Sequence[str],
     title: str,
     caption: str = "",
     by: Literal["round", "batch"] = "round",
+    called: Mapping[Any, str] | None = None,
 ) -> Table:
-    """Accuracy at fixed numbers of rounds or batches, published and ours side by side."""
+    """Accuracy at fixed numbers of rounds or batches, published in percent and ours side by side.
+
+    A row begins with the columns `of`. That of `clients` is what the first words of its cell are
+    `called`, the others say what its method is.
+    """
     scale = results.scale
-    is_published = any(published for _, _, published in rows)
+    is_published = any(rows.values())
     ours = rounds(scale) if by == "round" else batches(scale)
     theirs = BUDGETS if by == "round" else ("10k", "25k", "50k")
-    find = at_rounds if by == "round" else at_batches
     body: list[list[str]] = []
     fewer: dict[str, None] = {}  # means over fewer runs than there are, as "2 of 3"
-    for first, cell, published in rows:
-        found = [find(run.rounds, ours) for run in results.runs[cell]]
-        line = list(first)
+    for (first, method), published in rows.items():
+        line = [method.says(c, scale) if c != "clients" else (called or {})[first] for c in of]
         for place, budget in enumerate(ours):
-            mean = Measured.of([one[budget] for one in found])
+            mean = at_budget(results, method.cell(first), budget, by)
             number = said(mean)
-            if mean is not None and mean.seeds < len(found):
-                fewer[some := f"{mean.seeds} of {len(found)}"] = None
+            if mean is not None and mean.seeds < mean.runs:
+                fewer[some := f"{mean.seeds} of {mean.runs}"] = None
                 number += f" ({some})"
             line += [f"{published[place]:.1f}", number] if is_published else [number]
         body.append(line)
@@ -328,4 +328,4 @@ def at_budget(
 
 def said(found: Measured | None) -> str:
     """A fraction in percent, with its spread."""
-    return mean_of(found, 1, times=100)
+    return mean_of(found, 1)

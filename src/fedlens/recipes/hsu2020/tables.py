@@ -15,11 +15,9 @@ from fedlens.recipes.hsu2020.setting import (
     EMD,
     GOALS,
     NAMES,
-    OUR_EPOCHS,
     STEPS,
     Method,
     Population,
-    Row,
     Which,
     at_budget,
     at_budgets,
@@ -34,22 +32,15 @@ from fedlens.recipes.hsu2020.setting import (
     recipe,
     rounds,
     said,
-    said_goal,
-    stand_in,
 )
-from fedlens.recipes.page import ahead, beside, curves, series
+from fedlens.recipes.page import ahead, bars, beside, curves, note
 from fedlens.recipes.recipe import EMBEDDED, FROM_CELL, Measured, Recipe, Results, Scale
-from fedlens.report.blocks import Bars, Block, Curves, Line, Series, Table, Text
+from fedlens.report.blocks import Block, Curves, Line, Series, Table, Text
 from fedlens.report.numbers import NONE
 from fedlens.runs.budgets import rounds_to
 
 Cells = dict[str, Experiment]
 PLACES: tuple[Which, ...] = ("geo", "user")
-
-
-def _named(first: str, method: Method) -> str:
-    """A cell: the clients, the layers or the start, and the method."""
-    return f"{first}, {method.name}" if first else method.name
 
 
 def _cells(
@@ -63,7 +54,7 @@ def _cells(
 ) -> Cells:
     """A run of each method; with `virtual`, all have FedVC, and their names do not say so."""
     return {
-        _named(first, method): experiment(
+        method.cell(first): experiment(
             scale, clients, method._replace(vc=True) if virtual else method, **how
         )
         for method in methods
@@ -78,13 +69,21 @@ def _bounds(scale: Scale) -> Cells:
 
 
 def _centralised(
-    rows: Iterable[tuple[str, float | None, Measured | None]], of: str, compared: bool = True
+    results: Results,
+    rows: Mapping[str, tuple[str, float | None]],
+    of: str,
+    *clients: Population,
 ) -> Table:
-    return beside(list(rows), title="Centralised, %", of=of, compared=compared)
-
-
-def _yes(has: bool) -> str:
-    return "yes" if has else "no"
+    """Centralised training by the first word of its cells: what it is called, and published."""
+    return beside(
+        [
+            (called, theirs, results.final(f"{first}, centralised".removeprefix(", ")))
+            for first, (called, theirs) in rows.items()
+        ],
+        title="Centralised, %",
+        of=of,
+        compared=not is_other_data(*clients),
+    )
 
 
 TABLE2: dict[tuple[Which, Method], tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -122,15 +121,7 @@ def _cells_of_table2(scale: Scale) -> Cells:
 def table2(scale: Scale) -> Recipe:
     """Table 2: federated virtual clients on iNaturalist, by rounds and by batches."""
     return recipe(
-        scale,
-        PLACES,
-        "Federated virtual clients",
-        "FedVC draws clients by what they hold and lets each take four steps. The paper "
-        "compares at equal numbers of rounds and at equal numbers of batches, counted at each "
-        "round's largest client: what a round lasts. "
-        f"{OUR_EPOCHS}",
-        _cells_of_table2(scale) | _bounds(scale),
-        _table2,
+        scale, PLACES, "table2", cells=_cells_of_table2(scale) | _bounds(scale), blocks=_table2
     )
 
 
@@ -139,45 +130,29 @@ def _table2(results: Results) -> list[Block]:
     called = {which: one.called for which, one in clients.items()}
     budget = batches(results.scale)[-1]
 
-    def rows(place: int) -> list[Row]:
-        return [
-            ((called[which], method.base, _yes(method.vc)), _named(which, method), published[place])
-            for (which, method), published in TABLE2.items()
-        ]
+    def table(place: int, **told: Any) -> Table:
+        rows = {key: published[place] for key, published in TABLE2.items()}
+        return at_budgets(results, rows, of=("clients", "method", "FedVC"), called=called, **told)
 
-    def reached(which: Which, method: Method) -> str:
-        return said(at_budget(results, _named(which, method), budget, "batch"))
+    def reached(which: Which, base: str, vc: bool) -> str:
+        return said(at_budget(results, Method(base, vc).cell(which), budget, "batch"))
 
     gains = [
-        f"{called[which]}, {base}: {reached(which, Method(base, vc=True))}% with, "
-        f"{reached(which, Method(base))}% without"
+        f"{called[which]}, {base}: {reached(which, base, True)}% with, "
+        f"{reached(which, base, False)}% without"
         for which in PLACES
         for base in BASES
     ]
-    of = ("clients", "method", "FedVC")
     return [
-        at_budgets(results, rows(0), of=of, title="Accuracy at rounds"),
-        at_budgets(results, rows(1), of=of, title="Accuracy at batches", by="batch"),
+        table(0, title="Accuracy at rounds"),
+        table(1, title="Accuracy at batches", by="batch"),
         _centralised(
-            (
-                (called[which], CENTRALISED, results.final(f"{which}, centralised"))
-                for which in PLACES
-            ),
+            results,
+            {which: (called[which], CENTRALISED) for which in PLACES},
             "clients",
-            not is_other_data(*clients.values()),
+            *clients.values(),
         ),
-        Text(
-            title="Reading it",
-            paragraphs=(
-                "Accuracy at a budget is that of the last evaluation within it: at the paper's "
-                "scale no more than 2% of the rounds before it. – stands where a run had not spent "
-                "that many batches. The local epochs of FedAvg "
-                "make large clients take many steps a round; FedVC takes four from everyone. So it "
-                "gets more rounds for the same batches, wherever the largest of ten clients holds "
-                "more than four batches.",
-                f"FedVC, at {budget:,} batches: " + "; ".join(gains) + ".",
-            ),
-        ),
+        note(__name__, "Reading it", budget=f"{budget:,}", gains="; ".join(gains)),
     ]
 
 
@@ -190,13 +165,9 @@ def figure6(scale: Scale) -> Recipe:
     return recipe(
         scale,
         PLACES,
-        "Virtual clients",
-        "Curves of FedAvg and FedAvgM with and without FedVC on two imbalanced populations "
-        "(the runs of Table 2), and relative accuracy at 2.5k rounds against the mean EMD of "
-        "several partitionings and of the users, with virtual clients. "
-        f"{OUR_EPOCHS}",
-        _cells_of_table2(scale) | _bounds(scale) | by_emd,
-        _figure6,
+        "figure6",
+        cells=_cells_of_table2(scale) | _bounds(scale) | by_emd,
+        blocks=_figure6,
     )
 
 
@@ -210,7 +181,7 @@ def _figure6(results: Results) -> list[Block]:
     for base in BASES:
         points: list[tuple[float, float | None, str]] = []
         for place, (first, whole) in places.items():
-            cell = _named(first, Method(base, vc=True))
+            cell = Method(base, vc=True).cell(first)
             found, best = at_budget(results, cell, budget), results.final(whole)
             relative = found.mean / best.mean if found and best and best.mean else None
             if runs := results.runs[cell]:
@@ -219,14 +190,14 @@ def _figure6(results: Results) -> list[Block]:
         order = [place for _, _, place in points] or order
         lines.append(Line(f"{base}, FedVC", [x for x, _, _ in points], [y for _, y, _ in points]))
     emds = {
-        place: [run.summary["emd"] for run in results.runs[_named(first, Method("FedAvg", True))]]
+        place: [run.summary["emd"] for run in results.runs[Method("FedAvg", True).cell(first)]]
         for place, (first, _) in places.items()
     }
     return [
         *(
             curves(
                 results,
-                {_named(which, m): m.name for clients, m in TABLE2 if clients == which},
+                {m.cell(which): m.cell() for clients, m in TABLE2 if clients == which},
                 title=f"{population(results.scale, which).used}: test accuracy",
                 caption="Accuracy on the test images, with and without virtual clients.",
             )
@@ -263,54 +234,38 @@ def composed(scale: Scale) -> Recipe:
     for which in PLACES:
         cells |= _cells(scale, population(scale, which), COMPOSED, which)
     return recipe(
-        scale,
-        PLACES,
-        "FedVC, FedIR and both",
-        "The paper has FedVC without FedIR on two populations (Table 2), and FedIR with "
-        "FedVC on one of them (Table 3). Here each is added to FedAvg and to FedAvgM by itself, "
-        "and both together, K = 10, with the same seeds: so what each brings is seen. "
-        "Runs called geo have places for clients, those called user people, or what stands in for "
-        f"them. {OUR_EPOCHS}",
-        cells | _bounds(scale),
-        _composed,
-        ours=True,
+        scale, PLACES, "composed", cells=cells | _bounds(scale), blocks=_composed, ours=True
     )
 
 
 def _composed(results: Results) -> list[Block]:
     names = {which: population(results.scale, which).used for which in PLACES}
     gains = [
-        (_named(which, method), f"{which}, {method.base}")
+        (method.cell(which), f"{which}, {method.base}")
         for which in PLACES
         for method in COMPOSED
         if method.vc or method.ir
     ]
-    rows: list[Row] = [
-        ((names[which], m.base, _yes(m.vc), _yes(m.ir)), _named(which, m), ())
-        for which in PLACES
-        for m in COMPOSED
-    ]
+    rows = {(which, method): () for which in PLACES for method in COMPOSED}
     of = ("clients", "method", "FedVC", "FedIR")
     return [
         ahead(results, gains, title="What each brings, after the last round"),
-        at_budgets(results, rows, of=of, title="Accuracy at rounds"),
+        at_budgets(results, rows, of=of, called=names, title="Accuracy at rounds"),
         at_budgets(
             results,
             rows,
             of=of,
+            called=names,
             title="Accuracy at batches",
             by="batch",
             caption="Test accuracy in %, when each round's largest client has taken this many "
             "batches in all. – stands where a run had not spent as many.",
         ),
-        _centralised(
-            ((names[which], None, results.final(f"{which}, centralised")) for which in PLACES),
-            "clients",
-        ),
+        _centralised(results, {which: (names[which], None) for which in PLACES}, "clients"),
         *(
             curves(
                 results,
-                {_named(which, method): method.name for method in COMPOSED},
+                {method.cell(which): method.cell() for method in COMPOSED},
                 title=f"{names[which]}: test accuracy by round",
                 caption="Accuracy on the test images.",
             )
@@ -339,29 +294,18 @@ def table3(scale: Scale) -> Recipe:
     return recipe(
         scale,
         ["user"],
-        "The iNaturalist-User-120k benchmark",
-        "FedAvg and FedAvgM with virtual clients, with and without importance reweighting, "
-        "for two report goals K, at fixed numbers of rounds. "
-        f"{OUR_EPOCHS}",
-        cells | {"centralised": centralised(scale, clients)},
-        _table3,
+        "table3",
+        cells=cells | {"centralised": centralised(scale, clients)},
+        blocks=_table3,
     )
 
 
 def _by_goal(
     results: Results, which: Which, published: Mapping[Method, Sequence[float]], first: str = ""
 ) -> Table:
-    rows: list[Row] = [
-        (
-            (method.base, _yes(method.ir), said_goal(results.scale, method.goal)),
-            _named(first, method),
-            theirs,
-        )
-        for method, theirs in published.items()
-    ]
     return at_budgets(
         results,
-        rows,
+        {(first, method): theirs for method, theirs in published.items()},
         of=("method", "FedIR", "K"),
         title=f"Accuracy at rounds, {first}" if first else "Accuracy at rounds",
         caption=f"Test accuracy in % on {population(results.scale, which).called}.",
@@ -370,13 +314,12 @@ def _by_goal(
 
 def _table3(results: Results) -> list[Block]:
     clients = population(results.scale, "user")
-    bound = (clients.called, CENTRALISED, results.final("centralised"))
     return [
         _by_goal(results, "user", TABLE3),
-        _centralised([bound], "clients", not clients.is_stand_in),
+        _centralised(results, {"": (clients.called, CENTRALISED)}, "clients", clients),
         curves(
             results,
-            [method.name for method in TABLE3],
+            [method.cell() for method in TABLE3],
             title="Test accuracy by round",
             caption="Accuracy on the test images, all with virtual clients.",
         ),
@@ -419,13 +362,10 @@ def table4(scale: Scale) -> Recipe:
     return recipe(
         scale,
         ["landmarks"],
-        "The Landmarks-User-160k benchmark",
-        "FedAvg and FedAvgM with and without importance reweighting, for several report "
-        "goals K, training the whole network or its last two layers. "
-        f"{OUR_EPOCHS}",
-        _cells_of_table4(scale, *LAYERS)
+        "table4",
+        cells=_cells_of_table4(scale, *LAYERS)
         | {f"{name}, centralised": centralised(scale, clients, n) for name, n in LAYERS.items()},
-        _table4,
+        blocks=_table4,
     )
 
 
@@ -441,12 +381,10 @@ def _table4(results: Results) -> list[Block]:
             for place, layers in enumerate(LAYERS)
         ),
         _centralised(
-            (
-                (layers, theirs, results.final(f"{layers}, centralised"))
-                for layers, theirs in CENTRALISED_LANDMARKS.items()
-            ),
+            results,
+            {layers: (layers, theirs) for layers, theirs in CENTRALISED_LANDMARKS.items()},
             "trained",
-            not population(results.scale, "landmarks").is_stand_in,
+            population(results.scale, "landmarks"),
         ),
     ]
 
@@ -458,12 +396,9 @@ def figure5(scale: Scale) -> Recipe:
     return recipe(
         scale,
         ("user", "landmarks"),
-        "With and without FedIR",
-        "Accuracy at 2.5k rounds (or what stands for them) of FedAvg and FedAvgM with and "
-        "without importance reweighting. The runs are those of Tables 3 and 4, and so are the "
-        "published heights.",
-        users | {f"Landmarks, {cell}": one for cell, one in landmarks.items()},
-        _figure5,
+        "figure5",
+        cells=users | {f"Landmarks, {cell}": one for cell, one in landmarks.items()},
+        blocks=_figure5,
     )
 
 
@@ -483,24 +418,22 @@ def _figure5(results: Results) -> list[Block]:
         charts.append((first, first, theirs))
     blocks: list[Block] = []
     for title, first, theirs in charts:
-        plain = [m for m in theirs if not m.ir and results.runs[_named(first, m)]]
+        plain = [m for m in theirs if not m.ir and results.runs[m.cell(first)]]
         both = {"without": plain, "with": [method._replace(ir=True) for method in plain]}
-        ours = [
-            series(f"{how} FedIR", [at_budget(results, _named(first, m), budget) for m in methods])
-            for how, methods in both.items()
-        ]
-        published = [
-            Series(f"published, {how}", [theirs[m] / 100 for m in methods], hollow=True)
-            for how, methods in both.items()
-        ]
         blocks.append(
-            Bars(
+            bars(
+                [f"{m.base}, K {goal(results.scale, m.goal)}" for m in plain],
+                {
+                    f"{how} FedIR": [at_budget(results, m.cell(first), budget) for m in methods]
+                    for how, methods in both.items()
+                },
+                *(
+                    Series(f"published, {how}", [theirs[m] / 100 for m in methods], hollow=True)
+                    for how, methods in both.items()
+                ),
                 title=f"{title}, at {budget:,} rounds",
                 caption="Test accuracy without and with FedIR. Hollow: published, at 2.5k rounds.",
-                groups=[f"{m.base}, K {goal(results.scale, m.goal)}" for m in plain],
-                series=[*ours, *published],
-                y_label="test accuracy",
-                percent=True,
+                digits=1,
             )
         )
     return blocks
@@ -514,7 +447,7 @@ def figure7(scale: Scale) -> Recipe:
             curves(
                 results,
                 {
-                    _named("two layers", method): method._replace(goal=0).name
+                    method.cell("two layers"): method._replace(goal=0).cell()
                     for method in TABLE4
                     if method.goal == k
                 },
@@ -525,13 +458,7 @@ def figure7(scale: Scale) -> Recipe:
         ]
 
     return recipe(
-        scale,
-        ["landmarks"],
-        "Curves of the last two layers",
-        "Only the last two layers are trained. FedIR speeds learning up, most of all with a "
-        "small report goal K, and FedAvgM more than either. The runs are those of Table 4.",
-        _cells_of_table4(scale, "two layers"),
-        blocks,
+        scale, ["landmarks"], "figure7", cells=_cells_of_table4(scale, "two layers"), blocks=blocks
     )
 
 
@@ -550,9 +477,7 @@ TABLE5 = {
 """In brackets: the ratio to the rounds that reach 10%."""
 
 
-def _from_starts(
-    scale: Scale, title: str, about: str, blocks: Callable[[Results], list[Block]]
-) -> Recipe:
+def _from_starts(scale: Scale, item: str, blocks: Callable[[Results], list[Block]]) -> Recipe:
     """Both bases and report goals from both starts, and centralised training from each."""
     clients, cells = population(scale, "geo"), Cells()
     starts, more = {"scratch": clients}, ""
@@ -580,19 +505,7 @@ def _from_starts(
             if scale.name == "paper" and start == "scratch":
                 last = 50_000 if method.goal == 10 else 20_000
             cells |= _cells(scale, who, [method], start, virtual=True, last=last)
-    return recipe(
-        scale,
-        ["geo"],
-        title,
-        f"{about} All federated runs have virtual clients. The paper does not say so here, but its "
-        "Table 2 does by its numbers: without them FedAvg with K = 10 is at 48.7% after 5,000 "
-        "rounds, 84% of 57.9%, and here it is to reach 90% by round 4,912; with them it is at "
-        f"52.8%, or 91%. {OUR_EPOCHS}",
-        cells,
-        blocks,
-        seeds=(0,),
-        stand_in=f"{stand_in(clients)} {more}".strip(),
-    )
+    return recipe(scale, ["geo"], item, cells=cells, blocks=blocks, seeds=(0,), more=more)
 
 
 def _starts(results: Results) -> list[str]:
@@ -601,31 +514,19 @@ def _starts(results: Results) -> list[str]:
 
 
 def _bounds_of_starts(results: Results) -> Table:
-    return _centralised(
-        (
-            (start, STARTS[start], results.final(f"{start}, centralised"))
-            for start in _starts(results)
-        ),
-        "start",
-        not population(results.scale, "geo").is_stand_in,
-    )
+    rows = {start: (start, STARTS[start]) for start in _starts(results)}
+    return _centralised(results, rows, "start", population(results.scale, "geo"))
 
 
 def table5(scale: Scale) -> Recipe:
     """Table 5: rounds to reach a relative accuracy, pretrained and from scratch."""
-    return _from_starts(
-        scale,
-        "Rounds to a relative accuracy",
-        "How many rounds it takes to reach 10%, 50% and 90% of what centralised training "
-        "from the same start reaches. The paper finds that pretraining saves orders of magnitude.",
-        _table5,
-    )
+    return _from_starts(scale, "table5", _table5)
 
 
 def _table5(results: Results) -> list[Block]:
     rows: list[list[str]] = []
     for (start, method), published in TABLE5.items():
-        line = [method.base, start, said_goal(results.scale, method.goal)]
+        line = [method.base, start, method.says("K", results.scale)]
         for share, theirs in zip(SHARES, published, strict=True):
             line += [theirs, _rounds_to(results, start, method, share)]
         rows.append(line)
@@ -655,7 +556,7 @@ def _table5(results: Results) -> list[Block]:
 
 def _rounds_to(results: Results, start: str, method: Method, share: int) -> str:
     """The rounds of the first seed, and their ratio to the rounds of the smallest share."""
-    whole, runs = results.runs[f"{start}, centralised"], results.runs[_named(start, method)]
+    whole, runs = results.runs[f"{start}, centralised"], results.runs[method.cell(start)]
     if not whole or not runs:
         return NONE
     run, best = runs[0], whole[0].final("test_accuracy") or 0.0
@@ -667,13 +568,7 @@ def _rounds_to(results: Results, start: str, method: Method, share: int) -> str:
 
 def figure9(scale: Scale) -> Recipe:
     """Figure 9: learning curves from pretraining and from scratch."""
-    return _from_starts(
-        scale,
-        "Pretrained and from scratch",
-        "Relative accuracy by round, from pretrained weights and from scratch, each relative "
-        "to centralised training from the same start.",
-        _figure9,
-    )
+    return _from_starts(scale, "figure9", _figure9)
 
 
 def _figure9(results: Results) -> list[Block]:
@@ -681,10 +576,10 @@ def _figure9(results: Results) -> list[Block]:
     for start in _starts(results):
         whole, lines = results.final(f"{start}, centralised"), []
         for method in (method for of, method in TABLE5 if of == start):
-            for run in results.runs[_named(start, method)][:1]:
+            for run in results.runs[method.cell(start)][:1]:
                 at, values = run.curve("test_accuracy")
                 best = whole.mean if whole and whole.mean else 1.0
-                lines.append(Line(method.name, at, [value / best for value in values]))
+                lines.append(Line(method.cell(), at, [value / best for value in values]))
         shown.append(
             Curves(
                 title=f"{start}: relative accuracy",
