@@ -58,12 +58,10 @@ def export(classifier: Classifier, out: Path, kind: Format) -> float | None:
         write_atomically(out, _tensors(classifier))
         return None
     _check_one_way(classifier)
-    content, run = (_onnx if kind == "onnx" else _torchscript)(model)
-    apart = 0.0
-    for images in real_images(classifier.preprocessing.shape[0]):
-        with torch.no_grad():
-            expected = model(images)
-        apart = max(apart, float((run(images) - expected).abs().max()))
+    images = [*real_images(classifier.preprocessing.shape[0])]
+    content, run = (_onnx if kind == "onnx" else _torchscript)(model, images[0])
+    with torch.no_grad():
+        apart = max(float((run(some) - model(some)).abs().max()) for some in images)
     if not apart <= CLOSE:
         raise RuntimeError(f"the {kind} file answers otherwise than PyTorch, by {apart:.2g}")
     write_atomically(out, content)
@@ -96,15 +94,9 @@ def real_images(channels: int) -> Iterator[Tensor]:  # [N, channels, H, W] uint8
 def _tensors(classifier: Classifier) -> bytes:
     from safetensors.torch import save
 
-    about = classifier.preprocessing
-    said = {
-        "classes": json.dumps(classifier.classes),
-        "shape": json.dumps(about.shape),
-        "mean": json.dumps(about.mean),
-        "std": json.dumps(about.std),
-    }
+    said = {"classes": classifier.classes, **vars(classifier.preprocessing)}
     tensors = {name: t.contiguous() for name, t in classifier.module.state_dict().items()}
-    content: bytes = save(tensors, said)
+    content: bytes = save(tensors, {name: json.dumps(value) for name, value in said.items()})
     return content
 
 
@@ -112,31 +104,22 @@ Made = tuple[bytes, Callable[[Tensor], Tensor]]
 """The content of a file, and a function that runs it."""
 
 
-def _torchscript(model: Probabilities) -> Made:
+def _torchscript(model: Probabilities, example: Tensor) -> Made:
     with _quietly():
-        example = next(real_images(model.classifier.preprocessing.shape[0]))
         traced = torch.jit.trace(model, example)  # type: ignore[no-untyped-call]
         file = io.BytesIO()
         torch.jit.save(traced, file)
-        content = file.getvalue()
-        loaded = torch.jit.load(io.BytesIO(content))  # type: ignore[no-untyped-call]
-
-    def run(images: Tensor) -> Tensor:
-        with torch.no_grad():
-            answer: Tensor = loaded(images)
-        return answer
-
-    return content, run
+        file.seek(0)
+        return file.getvalue(), torch.jit.load(file)  # type: ignore[no-untyped-call]
 
 
-def _onnx(model: Probabilities) -> Made:
+def _onnx(model: Probabilities, example: Tensor) -> Made:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise ValueError(f"ONNX needs {', '.join(missing)}: pip install 'fedlens[export]'")
     import onnx
     import onnxruntime
 
-    example = next(real_images(model.classifier.preprocessing.shape[0]))
     sizes = {0: "images", 2: "height", 3: "width"}
     try:
         with _quietly():
@@ -155,8 +138,7 @@ def _onnx(model: Probabilities) -> Made:
             f"torch cannot write this model as ONNX ({why}): let --out end in .pt"
         ) from error
     made = program.model_proto
-    about = {"classes": json.dumps(model.classifier.classes)}
-    onnx.helper.set_model_props(made, about)
+    onnx.helper.set_model_props(made, {"classes": json.dumps(model.classifier.classes)})
     onnx.checker.check_model(made)
     content = made.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
