@@ -107,13 +107,10 @@ class Classifier(nn.Module):
         device = next(self.module.parameters()).device
         left = iter(images)
         while batch := list(islice(left, BATCH)):
-            some = [path for path, _ in batch]
             logits = self(torch.stack([image for _, image in batch]).to(device))
             best = logits.softmax(1).topk(min(top, len(self.classes)), dim=1)
-            for path, shares, labels in zip(
-                some, best.values.tolist(), best.indices.tolist(), strict=True
-            ):
-                named = [(self.classes[k], p) for k, p in zip(labels, shares, strict=True)]
+            for (path, _), *found in zip(batch, *map(Tensor.tolist, best), strict=True):
+                named = [(self.classes[k], share) for share, k in zip(*found, strict=True)]
                 yield Answer(str(path), named)
 
 

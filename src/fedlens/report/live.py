@@ -127,11 +127,7 @@ def serving(folders: Sequence[Path], host: str = "127.0.0.1", port: int = 0) -> 
             live.look()
             pause = max(LOOK_SECONDS, (time.monotonic() - started) * (1 / LOOK_SHARE - 1))
 
-    def cut_slow() -> None:
-        while not stop.wait(1.0):
-            server.cut_slow()
-
-    work = (server.serve_forever, keep_looking, cut_slow)
+    work = (server.serve_forever, keep_looking)
     threads = [threading.Thread(target=one, daemon=True) for one in work]
     for thread in threads:
         thread.start()
@@ -159,8 +155,8 @@ class Server(ThreadingHTTPServer):
             self.address_family = socket.AF_INET6
         super().__init__(address, handler)
 
-    def cut_slow(self) -> None:
-        """Close the connections whose request is incomplete after `ASK_SECONDS`."""
+    def service_actions(self) -> None:
+        """Close the connections whose request is incomplete after `ASK_SECONDS`; called often."""
         for connection, since in list(self.asking.items()):
             if time.monotonic() - since > ASK_SECONDS:
                 with suppress(OSError):
