@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from fedlens.evaluation.intervals import wilson
 from fedlens.evaluation.measures import measure_name
-from fedlens.report.holdings import matrix
+from fedlens.report.holdings import client_names, matrix, measured
 from fedlens.report.numbers import format_number
 from fedlens.runs.records import PART_NAMES, Run, is_number
 
@@ -131,10 +131,9 @@ def _of_clients(run: Run, key: str) -> dict[str, tuple[float, int]]:
     shares, tested = run.evaluation.get(key), run.evaluation.get("client_tested")
     if not isinstance(shares, list) or not isinstance(tested, list) or len(shares) != len(tested):
         return {}
-    named = (run.partition or {}).get("client_names")
-    names = named if isinstance(named, list) else [f"client {k}" for k in range(len(shares))]
+    names = client_names(run) or [f"client {k}" for k in range(len(shares))]
     return {
-        str(name): (share, count)
+        name: (share, count)
         for name, share, count in zip(names, shares, tested, strict=False)
         if is_number(share) and 0 <= share <= 1 and type(count) is int and count > 0
     }
@@ -153,9 +152,8 @@ def _measured(shares: Mapping[str, tuple[float, int]], what: str) -> str:
     """The worst of these with their shares and intervals, and the number of the others."""
     words = []
     for name, (share, count) in sorted(shares.items(), key=lambda one: one[1][0]):
-        value, low, high = (format_number(x, True) for x in (share, *wilson(share, count)))
-        around = f"95% interval {low} to {high}, {count:,} images"
-        words.append(f"{name} ({what} {value}, {around})")
+        value, around = measured(share, count)
+        words.append(f"{name} ({what} {value}, 95% interval {around}, {count:,} images)")
     return _joined(words)
 
 
