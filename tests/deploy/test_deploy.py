@@ -353,7 +353,7 @@ def test_a_file_that_is_there_is_replaced_only_where_that_is_asked_for(
 
 
 def test_an_export_that_answers_otherwise_is_not_written(trained, here, fedlens, monkeypatch):
-    def wrong(model):
+    def wrong(model, example):
         return b"", lambda images: torch.zeros(len(images), 3)
 
     monkeypatch.setattr("fedlens.deploy.export._torchscript", wrong)

@@ -94,12 +94,11 @@ def html(
 ) -> str:
     """The HTML of the page. `picture` returns the SVG of a drawn block; a live page reloads."""
     shown = [_shown(one, picture(one) if is_drawn(one) else "", live) for one in blocks]
-    sections = [(kind, [*some]) for kind, some in groupby(shown, key=lambda one: _kind(one.block))]
-    leads = True
-    for kind, figures in sections:
-        if kind == "figures":
-            figures[:] = _arranged(figures, leads)
-            leads = False
+    lead = next((one for one in shown if _kind(one.block) == "figures"), None)
+    sections = [
+        (kind, _arranged([*some], lead) if kind == "figures" else [*some])
+        for kind, some in groupby(shown, key=lambda one: _kind(one.block))
+    ]
     script = (HERE / "page.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _template().render(
@@ -121,11 +120,11 @@ def _kind(block: Block) -> str:
     return next(own, "figures")
 
 
-def _arranged(figures: Sequence[Shown], leads: bool) -> list[Shown]:
+def _arranged(figures: Sequence[Shown], lead: Shown | None) -> list[Shown]:
     """Arrange figures in pairs. The first of the page, crowded and unpaired ones are wide."""
     wide = [
-        (leads and i == 0) or (isinstance(one.block, Curves) and len(one.block.names()) > CROWDED)
-        for i, one in enumerate(figures)
+        one is lead or (isinstance(one.block, Curves) and len(one.block.names()) > CROWDED)
+        for one in figures
     ]
     for is_wide, some in groupby(range(len(figures)), key=list(wide).__getitem__):
         *others, last = some

@@ -298,10 +298,6 @@ def _task(one: dict[str, Any], flat: Sequence[dict[str, Any]], apart: Sequence[s
     return ", ".join(words)
 
 
-def _under(keys: Sequence[str], tops: Sequence[str]) -> list[str]:
-    return [key for key in keys if any(key == top or key.startswith(f"{top}.") for top in tops)]
-
-
 def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
     """Estimate the mean of `values`, assuming draws from a normal distribution."""
     n, mean = len(values), fmean(values)
