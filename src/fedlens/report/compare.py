@@ -267,7 +267,7 @@ def _pictures(found: Sequence[Task], part: str, score: Score) -> Iterator[Block]
 def _ends(found: Sequence[Task], score: Score) -> Bars:
     """Accuracies at the end by task, a bar for each variant."""
     names = _names(found)
-    finals = [{group.name: group.values(score) for group in task.variants} for task in found]
+    finals = [{one.name: estimate(one.values(score)) for one in task.variants} for task in found]
     return Bars(
         title="Accuracy by task",
         name="final_accuracy",
@@ -276,8 +276,8 @@ def _ends(found: Sequence[Task], score: Score) -> Bars:
         series=[
             Series(
                 name,
-                [fmean(one[name]) if name in one else None for one in finals],
-                [_std(one[name]) if name in one else None for one in finals],
+                [one[name].mean if name in one else None for one in finals],
+                [one[name].std if name in one else None for one in finals],
             )
             for name in names
         ],
@@ -367,9 +367,5 @@ def _ranks(found: Sequence[Task], score: Score) -> Iterator[Table]:
 def _spread(values: Sequence[float]) -> str:
     if not values:
         return NONE
-    std = _std(values)
-    return f"{fmean(values):,.1f}" + ("" if std is None else f" ± {std:,.1f}")
-
-
-def _std(values: Sequence[float]) -> float | None:
-    return estimate(values).std
+    found = estimate(values)
+    return f"{found.mean:,.1f}" + ("" if found.std is None else f" ± {found.std:,.1f}")

@@ -91,7 +91,7 @@ def draw(
     longest = 0.085 * max(map(len, called), default=0)  # inches
     upright = longest > 0.9 * width / num_clients
     below = 0.75 + longest if upright else 0.65
-    figure, main, top = _panels(width, (height, 0.75), (left, 1.5, below, 0.12, 0.85))
+    figure, (main, top) = _panels(width, (height, 0.75), (left, 1.5, below, 0.12, 0.85))
     _draw_sizes(top, counts.sum(1))
     _label_axes(main, num_clients, names, called, upright)
     main.set_xlabel("clients, ordered by their main class" if ordered else "clients", color=INK)
@@ -115,7 +115,9 @@ def _write(axes: Axes, text: str, above: int, **look: Any) -> None:
     axes.annotate(text, (0, 1), (0, above), parse_math=False, **place, **look)
 
 
-def _panels(width: float, heights: Sequence[float], edges: tuple[float, ...]) -> tuple[Any, ...]:
+def _panels(
+    width: float, heights: Sequence[float], edges: tuple[float, float, float, float, float]
+) -> tuple[Figure, list[Axes]]:
     """A figure with panels of these heights above each other, the lowest first, in inches.
 
     `edges` are what lies left of the panels, right of them, below, between and above.
@@ -130,7 +132,7 @@ def _panels(width: float, heights: Sequence[float], edges: tuple[float, ...]) ->
         box = left / total_width, low / total_height, width / total_width, tall / total_height
         panels.append(figure.add_axes(box))
         low += tall + gap
-    return figure, *panels
+    return figure, panels
 
 
 def _columns(rows: Array) -> tuple[Array, Array]:
@@ -282,7 +284,7 @@ def draw_map(lat: Array, lon: Array, holdings: Holdings, title: str, path: Path)
 
 
 def _panel(height: float) -> tuple[Figure, Axes]:
-    figure, axes = _panels(WIDEST, [height], (0.75, 0.3, 0.6, 0.0, 0.8))
+    figure, (axes,) = _panels(WIDEST, [height], (0.75, 0.3, 0.6, 0.0, 0.8))
     axes.spines[:].set_color(PALE)
     axes.tick_params(length=0, labelsize=8, labelcolor=GREY)
     axes.set_xlabel("longitude", color=INK, size=9)
