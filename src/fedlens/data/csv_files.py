@@ -68,14 +68,6 @@ def names_clients(file: Path) -> bool:
 def listed_in(file: Path, client: str | None = None) -> Found:
     """The images that a csv file lists. The column `client`, or "client", names the clients."""
     rows = _rows(file)
-    _refuse_twins(rows)
-    for row in rows:
-        path = row.cells["path"]
-        if not is_file(file.parent / path):
-            remedy = f"write paths relative to {file.parent}"
-            if "\\" in path:
-                remedy = f"{remedy}, with / between folders"
-            raise ValueError(f"{row.where}: there is no file {path!r}: {remedy}")
     texts = [row.cells["label"] for row in rows]
     classes = sorted({*texts}, key=rank if all(map(is_number, texts)) else None)
     number = {name: i for i, name in enumerate(classes)}
@@ -114,29 +106,28 @@ def _parts(file: Path, rows: Sequence[Row]) -> tuple[Sequence[Part], str | None]
 
 
 def _rows(file: Path) -> list[Row]:
-    """The rows of the file, each with every cell that the header names."""
+    """The rows of the file, each of another image that is there."""
     table = csv_table(file, NEEDED, "set path to a csv file in UTF-8", OPTIONAL, strict=True)
     if len({"lat", "lon"} & table[0][1].keys()) == 1:
         raise ValueError(f"{file}:1: lat and lon come together: add the other, or drop it")
-    rows = []
+    rows: list[Row] = []
+    seen: dict[str, int] = {}
     for line, cells in table:
-        named = {name: cell if name == "path" else called(cell) for name, cell in cells.items()}
-        rows.append(Row(f"{file}:{line}", named))
+        where, path = f"{file}:{line}", cells["path"]
+        named = {name: called(cell) for name, cell in cells.items()} | {"path": path}
         for name in (*NEEDED, "client"):
             if not named.get(name, "-"):
-                raise ValueError(f"{file}:{line}: {name} is empty: fill it in or remove the row")
-    return rows
-
-
-def _refuse_twins(rows: Sequence[Row]) -> None:
-    seen: dict[str, str] = {}
-    for row in rows:
-        before = seen.setdefault(os.path.normpath(row.cells["path"]), row.where)
-        if before != row.where:
+                raise ValueError(f"{where}: {name} is empty: fill it in or remove the row")
+        if (first := seen.setdefault(os.path.normpath(path), line)) != line:
             raise ValueError(
-                f"{row.where}: {row.cells['path']!r} is listed twice, in line "
-                f"{before.rpartition(':')[2]} too: remove one of the rows"
+                f"{where}: {path!r} is listed twice, in line {first} too: remove one of the rows"
             )
+        if not is_file(file.parent / path):
+            between = ", with / between folders" if "\\" in path else ""
+            remedy = f"write paths relative to {file.parent}{between}"
+            raise ValueError(f"{where}: there is no file {path!r}: {remedy}")
+        rows.append(Row(where, named))
+    return rows
 
 
 def _columns(rows: Sequence[Row]) -> dict[str, Column]:
