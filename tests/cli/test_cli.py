@@ -177,17 +177,8 @@ def test_without_a_kind_the_kinds_are_listed(fedlens):
     status, out, err = fedlens("list")
     assert (status, err) == (0, "")
     assert out.splitlines() == [
-        *("algorithms", "models", "partitions", "devices"),
-        *(
-            "engines",
-            "losses",
-            "metrics",
-            "optimizers",
-            "schedules",
-            "anneals",
-            "datasets",
-            "recipes",
-        ),
+        *("algorithms", "models", "partitions", "devices", "engines", "losses", "metrics"),
+        *("optimizers", "schedules", "mechanisms", "clips", "anneals", "datasets", "recipes"),
     ]
 
 
