@@ -30,6 +30,15 @@ def test_an_audit_has_a_page_and_numbers(fedlens, file, tmp_path):
     assert only_line(again.err, "--overwrite")
 
 
+def test_a_claim_stands_beside_what_was_measured(fedlens, file, tmp_path):
+    file.write_text(file.read_text() + "[privacy]\nepsilon = 4.0\ndelta = 1e-3\n")
+    words = ("--shadows", 4, "--out", tmp_path / "audit", "-q")
+    done = fedlens("privacy", "audit", file, *words)
+    assert (done.status, done.err) == (0, "")
+    assert "claim       ε of a client: claimed 4.00, measured at least 0.00" in done.out
+    assert "Does the claim hold?" in (tmp_path / "audit" / "report.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedlens.audit.canaries import Measured
 from fedlens.audit.membership import Membership, Roc
 from fedlens.audit.reconstruction import Reconstruction
 from fedlens.report.blocks import Block, Curves, Facts, Line, Samples, Table, Text
@@ -46,8 +47,17 @@ def rebuilt(found: Sequence[Reconstruction]) -> list[dict[str, Any]]:
     ]
 
 
+def verdict(claim: Measured) -> str:
+    """What the canaries say of a run's claim."""
+    said = f"claimed {claim.claimed:.2f}, measured at least {claim.at_least:.2f}"
+    return said if claim.holds else f"{said}: the run is NOT as private as it claims"
+
+
 def blocks(
-    membership: Membership, found: Sequence[Reconstruction], classes: Sequence[str]
+    membership: Membership,
+    found: Sequence[Reconstruction],
+    classes: Sequence[str],
+    claim: Measured | None,
 ) -> list[Block]:
     """The page's blocks, most important first."""
     roc, plain = membership.roc(), membership.roc(plain=True)
@@ -78,7 +88,21 @@ def blocks(
             ],
         ),
     ]
+    of_claim = (
+        []
+        if claim is None
+        else [
+            Facts(
+                title="Does the claim hold?",
+                caption=f"{claim.canaries} clients sent a known direction, or zeros, in place of "
+                f"an update; of {claim.guesses} guesses which it was, {claim.right} were right. "
+                "What was measured is a bound of this attack, with 95% confidence.",
+                facts={"ε of a client": verdict(claim)},
+            )
+        ]
+    )
     return [
+        *of_claim,
         Facts(
             title="Who was in the training data?",
             caption="The bound of ε holds with 95% confidence, for δ = 1e-5 (Steinke et al., 2023)."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,7 @@ from fedlens.cli.arguments import (
     refuse_existing,
     warn,
 )
-from fedlens.runs.progress import counted, shown
+from fedlens.runs.progress import counted, in_rounds, shown
 from fedlens.storage.reading import printable
 
 
@@ -37,7 +38,8 @@ def audit_command(
 ) -> None:
     """Attack an experiment: who was in the training data, and which images come back?"""
     from fedlens.audit import membership
-    from fedlens.audit.page import blocks, measured, rebuilt
+    from fedlens.audit.canaries import measure, protection_in
+    from fedlens.audit.page import blocks, measured, rebuilt, verdict
     from fedlens.audit.reconstruction import reconstructions
     from fedlens.config.experiment import Experiment
     from fedlens.report.page import render_page
@@ -54,19 +56,27 @@ def audit_command(
     else:
         with shown(not quiet, counted, "images from an upload") as bar:
             images = reconstructions(setup, client, bar)
+    claim = None
+    if protection_in(setup) is not None:
+        with shown(not quiet, in_rounds, "canaries", described.rounds) as watch:
+            claim = measure(setup, watch)
     with shown(not quiet, counted, "rounds of shadow runs") as bar:
         found = membership.audit(setup, shadows, bar)
     with once_written():
         page = render_page(
             f"Audit of {described.dataset.name}",
             f"{shadows} shadow runs of {described.rounds} rounds each",
-            blocks(found, images, setup.dataset.classes),
+            blocks(found, images, setup.dataset.classes, claim),
             folder,
         )
     numbers = measured(found)
+    broken = claim is not None and not claim.holds
     if as_json:
-        print_json({"membership": numbers, "reconstruction": rebuilt(images), "page": str(page)})
-        return
+        found_all = {"membership": numbers, "reconstruction": rebuilt(images), "page": str(page)}
+        print_json(found_all | ({} if claim is None else {"claim": asdict(claim)}))
+        raise typer.Exit(int(broken))
+    if claim is not None:
+        print(f"claim       ε of a client: {verdict(claim)}")
     print(
         f"members     {100 * numbers['found_at_0.01']:.1f}% found at 1% false alarms, area "
         f"{numbers['area']:.3f} (by chance: 1% and 0.5)"
@@ -79,3 +89,4 @@ def audit_command(
         )
     print("That these attacks find nothing does not mean that there is nothing to find.")
     print(f"report: {printable(str(page))}")
+    raise typer.Exit(int(broken))

@@ -1,0 +1,93 @@
+"""Canaries find a mechanism that is not what it claims, and clear one that is."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import fedlens as fl
+from fedlens.algorithm.private import ClipAndNoise
+from fedlens.algorithm.slots import Encoded
+from fedlens.audit.canaries import Measured, measure
+from fedlens.setup import Setup, build
+
+
+def setup_of(rounds: int = 1, **privacy: Any) -> Setup:
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (600, 1, 12, 12), generator=draw, dtype=torch.uint8)
+    labels = torch.randint(0, 10, (600,), generator=draw)
+    some = fl.Examples(images, labels)
+    experiment = fl.Experiment.of(
+        {
+            "dataset": "fashion-mnist-mini",
+            "model": "linear",
+            "rounds": rounds,
+            "engine": "sequential",
+            "clients": {"count": 600},
+            "evaluate": {"on": []},
+            "privacy": {"epsilon": 2.0, "delta": 1e-5, "sampling": "all"} | privacy,
+        }
+    )
+    classes = tuple("abcdefghij")
+    return build(replace(experiment, dataset=fl.Dataset("noise", some, some, classes)))
+
+
+def broken(setup: Setup, change: Any) -> Setup:
+    """The same, whose step of privacy is another one than it claims."""
+    algorithm = setup.program.algorithm
+    *others, step = algorithm.channel
+    assert isinstance(step, ClipAndNoise)
+    made = change(step)
+    algorithm = replace(algorithm, channel=(*others, made))
+    return replace(setup, program=replace(setup.program, algorithm=algorithm))
+
+
+class LessNoise(ClipAndNoise):
+    """A tenth of the noise that it claims."""
+
+    def decode(self, combined, key, cohort, memory, round):
+        less = ClipAndNoise(replace(self.privacy, noise=self.privacy.noise / 10), self.share)
+        return less.decode(combined, key, cohort, memory, round)
+
+
+class NoClip(ClipAndNoise):
+    """It forgets to clip."""
+
+    def encode(self, update, memory, client_keys, layout):
+        return Encoded(dict(update))
+
+
+@pytest.mark.parametrize("sampling", ["all", "poisson", "fixed"])
+def test_a_mechanism_as_it_claims_is_not_refuted(sampling):
+    found = measure(setup_of(sampling=sampling))
+    assert found.claimed == pytest.approx(2.0, abs=0.01)
+    assert found.canaries == 300
+    assert found.at_least < 1.5
+    assert found.holds
+
+
+def test_the_bound_is_not_empty_where_there_is_hardly_any_noise():
+    assert 1.5 < measure(setup_of(epsilon=50.0)).at_least < 50
+
+
+@pytest.mark.parametrize("step", [LessNoise, NoClip])
+def test_a_broken_mechanism_is_found(step):
+    found = measure(broken(setup_of(), lambda own: step(own.privacy, own.share)))
+    assert found.at_least > found.claimed
+    assert not found.holds
+    assert found.right > 0.9 * found.guesses
+
+
+def test_what_cannot_be_measured_is_refused():
+    plain = setup_of()
+    without = replace(plain, experiment=replace(plain.experiment, privacy=None))
+    with pytest.raises(ValueError, match="claims no privacy"):
+        measure(without)
+    with pytest.raises(ValueError, match="noise_cohort"):
+        measure(setup_of(noise_cohort=60000, sampling="poisson"))
+
+
+def test_a_claim_holds_up_to_itself():
+    assert Measured(2.0, 2.0, 10, 10, 9).holds
+    assert not Measured(2.0, 2.1, 10, 10, 9).holds
