@@ -169,10 +169,6 @@ class Results:
             if (seed := run.manifest["seed"]) in by_seed
         ]
 
-    def at(self, cell: str, place: int, measure: str = "test_accuracy") -> Measured | None:
-        """A cell's evaluation at index `place`; negative indices count from the end."""
-        return Measured.of([run.curve(measure)[1][place] for run in self.runs[cell]])
-
     def late(self, cell: str) -> Measured:
         """The mean test accuracy of the last quarter of the evaluations, and its spread."""
         means = [statistics.fmean(_last_quarter(run)) for run in self.runs[cell]]

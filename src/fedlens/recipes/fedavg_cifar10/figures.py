@@ -94,7 +94,7 @@ def figure12(scale: Scale) -> Recipe:
 
 
 def _most_rounds(results: Results) -> int:
-    return max(run.num_rounds for runs in results.runs.values() for run in runs)
+    return max(run.num_rounds for run in results.all)
 
 
 NEAR = 0.95  # of the best accuracy: from there a run counts as converged

@@ -170,9 +170,8 @@ def table_blocks(study: Study, results: Results) -> list[Block]:
 
 def _is_on_its_data(study: Study, results: Results) -> bool:
     """Whether runs use the paper's data with all classes."""
-    runs = [run for of_cell in results.runs.values() for run in of_cell]
     return results.scale.dataset(study.dataset) == study.dataset and all(
-        len(run.manifest["classes"]) == study.num_classes for run in runs
+        len(run.manifest["classes"]) == study.num_classes for run in results.all
     )
 
 

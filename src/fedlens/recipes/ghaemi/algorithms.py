@@ -98,7 +98,7 @@ def over_published(
     measures = {"test_acc": "test_accuracy", "test_loss": "test_loss"}
     if results.scale.name == "paper":
         measures |= {"train_acc": "train_accuracy", "train_loss": "train_set_loss"}
-    rounds = max(run.num_rounds for cell in results.runs.values() for run in cell)
+    rounds = max(run.num_rounds for run in results.all)
     blocks: list[Block] = []
     for split, named in cells.items():
         logits = [cell for cell, name in named.items() if name.startswith(OURS)]
@@ -251,12 +251,13 @@ def _centralised(results: Results) -> list[Block]:
         for name, theirs in PUBLISHED.items()
         if (found := results.final(form, name)) or theirs
     ]
+    trained = results.runs[AS_PUBLISHED]
     losses = [
-        (f"{when} epoch", theirs, results.at(AS_PUBLISHED, place, "train_loss"))
+        (f"{when} epoch", theirs, Measured.of([run.rounds[place]["train_loss"] for run in trained]))
         for when, theirs, place in zip(("first", "last"), TRAIN_LOSS, (0, -1), strict=True)
     ]
     classes: list[str] = next(iter(results.runs.values()))[0].manifest["classes"]
-    counts = [run.evaluation["confusion"] for run in results.runs[AS_PUBLISHED]]
+    counts = [run.evaluation["confusion"] for run in trained]
     recall = [
         (name, theirs, Measured.of([table[label][label] / sum(table[label]) for table in counts]))
         for label, (name, theirs) in enumerate(zip(classes, RECALL, strict=True))
