@@ -82,16 +82,16 @@ def save_all(
     """Write the pictures of blocks to `folder` in every format; return the page's SVGs by slug."""
     pictures: dict[str, str] = {}
 
-    def keep(drawn: Iterator[str], of: Sequence[Drawn]) -> None:
-        for block, svg in zip(of, drawn, strict=False):
-            pictures[block.slug] = svg
-            if watch is not None:
-                watch(len(pictures), len(blocks))
+    def drawn() -> Iterator[str]:
+        if artists is not None:
+            yield from artists.draw(blocks, folder)
+        for block in blocks[len(pictures) :]:  # here, which raises the error if there is one
+            yield _save(block, folder)
 
-    if artists is not None:
-        keep(artists.draw(blocks, folder), blocks)
-    left = blocks[len(pictures) :]  # drawn in this process, which raises the error if there is one
-    keep(map(_save, left, repeat(folder)), left)
+    for block, svg in zip(blocks, drawn(), strict=True):
+        pictures[block.slug] = svg
+        if watch is not None:
+            watch(len(pictures), len(blocks))
     return pictures
 
 
