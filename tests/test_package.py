@@ -78,8 +78,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
 def test_the_wheel_holds_all_that_the_package_reads(wheel):
     names = set(wheel.namelist())
     source = ROOT / "src"
-    code = {str(path.relative_to(source)) for path in (source / "fedlens").rglob("*.py")}
-    assert code <= names
+    files = [*(source / "fedlens").rglob("*.py"), *(source / "fedlens/recipes").glob("*/*.md")]
+    files += (source / "fedlens/recipes").glob("*/*.json")
+    assert {str(path.relative_to(source)) for path in files} <= names
     assert {
         "fedlens/py.typed",
         "fedlens/data/files/fashion-mnist-mini.npz",
