@@ -20,7 +20,7 @@ from fedlens.algorithm.pieces import (
 )
 from fedlens.algorithm.pieces.losses import focal, with_options
 from fedlens.algorithm.pieces.optimizers import Adam
-from fedlens.algorithm.private import Protection, with_privacy
+from fedlens.algorithm.private import with_privacy
 from fedlens.algorithm.slots import ExampleWeight, Solve, Wraps
 from fedlens.algorithms.admm import admm, ceadmm, fedadmm
 from fedlens.algorithms.bucketing import bucketing
@@ -53,6 +53,7 @@ from fedlens.algorithms.trimmed_mean import trimmed_mean
 from fedlens.core import Batch, Local, Memory, Number, Tree, keys, per_row
 from fedlens.data.augment import Augment
 from fedlens.privacy.mechanisms import Adaptive, BandedNoise, Gaussian
+from fedlens.privacy.protection import Protection
 
 BASE = Algorithm(
     select=Uniformly(5),

@@ -22,7 +22,12 @@ ORDER = [
     ["algorithm", "algorithms"],
     ["rounds"],
     ["engines"],
-    ["config.experiment", "config.explained", "config.schema"],  # they read what is above
+    [
+        "config.experiment",
+        "config.explained",
+        "config.protection",
+        "config.schema",
+    ],  # they read what is above
     ["setup"],
     ["evaluation"],
     ["runs"],

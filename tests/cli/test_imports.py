@@ -113,6 +113,8 @@ def test_a_plan_of_privacy_needs_numpy_alone(tmp_path):
     file.write_text('dataset = "fashion-mnist-mini"\nmodel = "linear"\nrounds = 1\n')
     found = imported_by("privacy", "plan", str(file), "--noise", "1")
     assert found & HEAVY == {"numpy"}
+    found = imported_by("privacy", "plan", str(file), "privacy.noise=1")
+    assert found & HEAVY == {"numpy"}
 
 
 def test_completion_in_the_shell_imports_nothing_large():

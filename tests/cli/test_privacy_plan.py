@@ -105,6 +105,71 @@ def test_the_text_tells_parts_of_the_run_more_clients_and_that_nothing_is_protec
     assert max(map(len, lines)) <= 100
 
 
+PRIVATE = """
+dataset = "fashion-mnist-mini"
+model = "linear"
+rounds = {rounds}
+clients = {{ count = 1000, per_round = 50 }}
+[privacy]
+{privacy}
+"""
+
+
+@pytest.fixture
+def private(tmp_path):
+    def written(privacy, rounds=10):
+        (tmp_path / "private.toml").write_text(PRIVATE.format(rounds=rounds, privacy=privacy))
+        return tmp_path / "private.toml"
+
+    return written
+
+
+@pytest.mark.parametrize(("rounds", "noise"), [(1500, 0.616), (3000, 0.633)])
+def test_the_noise_of_pfl_for_cifar10_is_found_from_its_experiment(plan, private, rounds, noise):
+    """pfl's benchmark: cohorts of 50 with the noise of 1,000 out of a million, ε 2, δ 1e-6."""
+    keys = "epsilon = 2.0\ndelta = 1e-6\nclip = 0.4\nnoise_cohort = 1000\npopulation = 1_000_000"
+    found = plan(private(keys, rounds))
+    assert found["noise"] == pytest.approx(noise, abs=6e-4)
+    assert 1.99 < found["epsilon"] <= 2.0
+    assert (found["sampling"], found["rounds"]) == ("poisson", rounds)
+
+
+@pytest.mark.parametrize(
+    ("keys", "release"),
+    [
+        ('noise = 1.5\nsampling = "fixed"', Release(1.5, "fixed", 0.05, "replace", 10)),
+        ('noise = 3.0\nmechanism = { name = "banded", bands = 4 }', Release(3.0)),
+        ('noise = 3.0\nmechanism = "tree"', Release(3.0 / 4**0.5)),  # in 10 rounds: 4 levels
+    ],
+)
+def test_a_plan_of_a_private_experiment_counts_its_own_noise(plan, private, keys, release):
+    assert plan(private(keys))["epsilon"] == pytest.approx(epsilon([release], 1e-5), rel=1e-9)
+
+
+def test_a_private_experiment_is_changed_by_its_keys_and_not_by_options(fedlens, private):
+    done = fedlens("privacy", "plan", private("noise = 1.5"), "--noise", 2)
+    assert done.status == 2 and "privacy.noise=" in done.err
+    done = fedlens("privacy", "plan", private("noise = 1.5"), "privacy.noise=2.0")
+    assert done.status == 0 and done.out.startswith("noise       2.0 clips")
+
+
+def test_a_ledger_is_shown_with_its_limit(fedlens, tmp_path):
+    from fedlens.privacy.ledger import Entry, Ledger
+
+    file = tmp_path / "ledger.jsonl"
+    assert "is not there" in fedlens("privacy", "ledger", file).err
+    Ledger(file).order([Entry("abc", "digits", "client", "run", 1, Release(1.1))])
+    done = fedlens("privacy", "ledger", file, "--limit", 8)
+    assert done.status == 0
+    assert "digits (abc): epsilon 3.93 at delta 1e-05 for each client" in done.out
+    assert "limit: epsilon 8" in done.out
+    told = json.loads(fedlens("privacy", "ledger", file, "--json").out)
+    assert told["limit"] == {"epsilon": 8.0, "delta": 1e-5}
+    assert told["spent"][0]["epsilon"] == pytest.approx(epsilon([Release(1.1)], 1e-5))
+    for words in (("--limit", -1), ("--delta", 0)):
+        assert fedlens("privacy", "ledger", file, *words).status == 2
+
+
 WRONG = [
     ("--noise 1 --epsilon 8", "one of"),
     ("", "one of"),

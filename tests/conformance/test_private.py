@@ -12,7 +12,7 @@ from torch import Tensor
 import fedlens as fl
 from fedlens.algorithm import compose
 from fedlens.algorithm.pieces import Constant, Cyclic, Equally, Poisson, Uniformly, difference
-from fedlens.algorithm.private import ClipAndNoise, Protection, with_privacy
+from fedlens.algorithm.private import ClipAndNoise, with_privacy
 from fedlens.algorithm.slots import Select
 from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.admm import fedadmm
@@ -28,6 +28,7 @@ from fedlens.privacy.accountant import epsilon
 from fedlens.privacy.factorisation import Banded
 from fedlens.privacy.factorisation import Tree as NoiseTree
 from fedlens.privacy.mechanisms import Adaptive, BandedNoise, TreeNoise, tree
+from fedlens.privacy.protection import Protection
 from fedlens.rounds import State, begin, run_round
 from fedlens.rounds.client import ClientProgram
 from fedlens.runs.checkpoint import describe, restore

@@ -12,7 +12,6 @@ bits of floats, by which noise could be told from what it hides, are gone.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -32,92 +31,13 @@ from fedlens.algorithm.pieces import (
 from fedlens.algorithm.slots import ChannelStep, Decoded, Encoded, Select, Weigh
 from fedlens.core import Cohort, Memory, Tree, keys, per_row
 from fedlens.network.layout import Layout
-from fedlens.privacy.events import Neighbours, Release, Sampling
-from fedlens.privacy.mechanisms import Adaptive, Mechanism
+from fedlens.privacy.events import Release
+from fedlens.privacy.mechanisms import Adaptive
+from fedlens.privacy.protection import Protection
 
 BELOW = "below the clip"  # its place in an update: b - 1/2 of each client, see `Adaptive`
 GRID = 2**10  # steps of the grid in a standard deviation of the noise, at least
 SHORTER = 1 - 2.0**-40  # so that rounding leaves nothing longer than the clip
-
-DRAWN = ("poisson", "fixed")
-
-
-@dataclass(frozen=True)
-class Protection:
-    """What a run does for privacy, in numbers.
-
-    `cohort` clients of `clients` are expected in a round. The noise, and ε, are for `noise_cohort`
-    of `population`: those of the simulation, unless it stands for a larger federation.
-    """
-
-    noise: float
-    clip: float | Adaptive
-    mechanism: Mechanism
-    sampling: str  # "poisson", "fixed", "all" or "cyclic"
-    rounds: int
-    clients: int
-    cohort: int
-    noise_cohort: int
-    population: int
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.sampling == "all" and self.cohort != self.clients:
-            raise ValueError(
-                f'privacy.sampling is "all", and {self.cohort} of {self.clients} clients take part '
-                'in a round: leave clients.per_round out, or choose "poisson" or "fixed"'
-            )
-        wants = "cyclic" if self.mechanism.correlated else 'poisson", "fixed" or "all'
-        if (self.sampling == "cyclic") != self.mechanism.correlated:
-            raise ValueError(
-                f'privacy.sampling is "{self.sampling}": with this mechanism choose "{wants}"'
-            )
-        self.mechanism.check(self.rounds, self.separation)
-        if isinstance(self.clip, Adaptive) and self.mechanism.correlated:
-            raise ValueError(
-                "privacy.clip is adaptive, and noise cancels over rounds only if all have the same "
-                "clip: choose a number"
-            )
-
-    @property
-    def separation(self) -> int:
-        """A client that takes part in every turn comes back after at least so many rounds."""
-        return self.population // self.noise_cohort
-
-    def released(self, rounds: int) -> list[Release]:
-        """What the first rounds cost together."""
-        drawn = self.sampling in DRAWN
-        sampling: Sampling = "all"
-        neighbours: Neighbours = "add-remove"
-        if self.sampling == "poisson":
-            sampling = "poisson"
-        if self.sampling == "fixed":
-            sampling, neighbours = "fixed", "replace"
-        rate = self.noise_cohort / self.population if drawn else 1.0
-        if self.mechanism.correlated:
-            squared = self._squared(rounds)
-            return [Release(self.noise / math.sqrt(squared))] if squared else []
-        return [Release(self.noise, sampling, rate, neighbours, rounds)]
-
-    def release(self, round: int) -> Release | None:
-        """What round 0, 1, ... adds to that: None if the rounds before it have paid for it."""
-        if not self.mechanism.correlated:
-            return self.released(1)[0]
-        more = self._squared(round + 1) - self._squared(round)
-        return Release(self.noise / math.sqrt(more)) if more else None
-
-    def _squared(self, rounds: int) -> int:
-        # In a cycle, every client has the same number of turns, or one more.
-        turns = -(-rounds * self.noise_cohort // self.population)
-        return self.mechanism.squared(rounds, turns, self.separation) if rounds else 0
-
-    @property
-    def select(self) -> Select:
-        if self.sampling == "poisson":
-            return Poisson(self.cohort / self.clients, self.clients)
-        if self.sampling == "cyclic":
-            return Cyclic(self.cohort, self.clients, self.seed)
-        return Uniformly(self.cohort)
 
 
 @dataclass(frozen=True)
@@ -219,10 +139,18 @@ def with_privacy(base: Algorithm, privacy: Protection) -> Algorithm:
     step = ClipAndNoise(privacy, share)
     return replace(
         base,
-        select=privacy.select,
+        select=_select(privacy),
         weigh=Constant(share),
         channel=(*base.channel, step),
     )
+
+
+def _select(privacy: Protection) -> Select:
+    if privacy.sampling == "poisson":
+        return Poisson(privacy.cohort / privacy.clients, privacy.clients)
+    if privacy.sampling == "cyclic":
+        return Cyclic(privacy.cohort, privacy.clients, privacy.seed)
+    return Uniformly(privacy.cohort)
 
 
 def _of_examples(weigh: Weigh, privacy: Protection) -> float:

@@ -1,10 +1,11 @@
-"""`fedlens privacy`: what privacy would cost, before anything trains."""
+"""`fedlens privacy`: what privacy would cost, before anything trains, and what was spent."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,9 +13,14 @@ from fedlens.cli.arguments import Json, Overrides, print_json
 from fedlens.cli.audit import audit_command
 from fedlens.config.experiment import Experiment
 from fedlens.config.sections import demand
-from fedlens.privacy.events import Neighbours, Release, Sampling
+from fedlens.privacy.events import Sampling
 
-privacy_app = typer.Typer(no_args_is_help=True, help="Plan differential privacy, and attack a run.")
+if TYPE_CHECKING:  # it imports numpy
+    from fedlens.privacy.protection import Protection
+
+privacy_app = typer.Typer(
+    no_args_is_help=True, help="Plan differential privacy, account for it, and attack a run."
+)
 
 privacy_app.command("audit")(audit_command)
 
@@ -22,6 +28,7 @@ NEIGHBOURS = {
     "poisson": "one federation has one client more",
     "fixed": "one client holds other data, and their number is the same",
     "all": "one client sends zeros in one of them",
+    "cyclic": "one client sends zeros in one of them",
 }
 DELTA = "1e-5, or 1 / (10 clients) if that is less"
 LARGEST = 1_000_000  # rounds: with more the accountant's grid needs too much memory
@@ -39,56 +46,148 @@ def plan_command(
     epsilon: Annotated[float | None, typer.Option(help="Find the noise for this ε.")] = None,
     delta: Annotated[float | None, typer.Option(help=f"[default: {DELTA}]")] = None,
     sampling: Annotated[
-        Sampling, typer.Option(help="Each by its own chance, a fixed number, or not drawn at all.")
-    ] = "poisson",
+        Sampling | None,
+        typer.Option(
+            help="Each by its own chance, a fixed number, or not drawn at all. [default: poisson]"
+        ),
+    ] = None,
     clients: Annotated[int | None, typer.Option(help="Without a file: all clients.")] = None,
     per_round: Annotated[int | None, typer.Option(help="Without a file: those in a round.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Without a file: the rounds.")] = None,
     as_json: Json = False,
 ) -> None:
     """What ε a run would have, before anything trains."""
-    if (noise is None) == (epsilon is None):
-        raise ValueError("give one of --noise and --epsilon: the other one follows from it")
-    sizes = (clients, per_round, rounds)
-    if experiment is not None:
-        if any(size is not None for size in sizes):
+    sizes = {"clients": clients, "per_round": per_round, "rounds": rounds}
+    asked = {"noise": noise, "epsilon": epsilon, "delta": delta, "sampling": sampling}
+    described = None if experiment is None else Experiment.read(experiment, overrides or [])
+    if described is not None:
+        if any(size is not None for size in sizes.values()):
             keys = "clients.count=, clients.per_round=, rounds="
             raise ValueError(f"{experiment} has its clients and rounds: change them by {keys}")
-        total, cohort, length = _sizes(experiment, overrides or [], sampling)
-    elif clients is None or per_round is None or rounds is None:
-        raise ValueError("there is no experiment file: give --clients, --per-round and --rounds")
+        if described.clients.count is None:
+            raise ValueError(
+                f"{experiment}: its data say how many clients there are: add clients.count="
+            )
+    rule, private = "", described is not None and described.privacy is not None
+    if described is not None and described.privacy is not None:
+        if given := [name for name, value in asked.items() if value is not None]:
+            raise ValueError(
+                f"{experiment} has [privacy]: change it by privacy.{given[0]}=, not by an option"
+            )
+        from fedlens.config.protection import protection_of
+
+        demand(described.rounds <= LARGEST, "rounds", described.rounds, f"choose 1 to {LARGEST}")
+        protection, delta = protection_of(described), described.privacy.delta
     else:
-        total, cohort, length = clients, per_round, rounds
-    demand(total >= 1, "clients", total, "at least 1")
-    demand(1 <= cohort <= total, "clients per round", cohort, f"choose 1 to {total}")
-    demand(1 <= length <= LARGEST, "rounds", length, f"choose 1 to {LARGEST}")
-    demand(noise is None or 1e-6 <= noise <= 1e9, "noise", noise, "choose 1e-6 to 1e9")
-    rule = "" if delta is not None else f" ({DELTA})"
-    if delta is None:
-        delta = min(1e-5, 1 / (10 * total))
-    demand(0 < delta < 1 / total, "delta", delta, f"choose less than 1 / clients = {1 / total:g}")
+        if (noise is None) == (epsilon is None):
+            raise ValueError("give one of --noise and --epsilon: the other one follows from it")
+        if described is not None:
+            total, cohort, length = _sizes(described, sampling)
+        elif clients is None or per_round is None or rounds is None:
+            raise ValueError(
+                "there is no experiment file: give --clients, --per-round and --rounds"
+            )
+        else:
+            total, cohort, length = clients, per_round, rounds
+        demand(total >= 1, "clients", total, "at least 1")
+        demand(1 <= cohort <= total, "clients per round", cohort, f"choose 1 to {total}")
+        demand(1 <= length <= LARGEST, "rounds", length, f"choose 1 to {LARGEST}")
+        demand(noise is None or 1e-6 <= noise <= 1e9, "noise", noise, "choose 1e-6 to 1e9")
+        if delta is None:
+            delta, rule = min(1e-5, 1 / (10 * total)), f" ({DELTA})"
+        remedy = f"choose less than 1 / clients = {1 / total:g}"
+        demand(0 < delta < 1 / total, "delta", delta, remedy)
+        protection = _planned(sampling or "poisson", total, cohort, length, noise or 0.0)
+        if epsilon is not None:
+            protection = protection.calibrated(epsilon, delta)
+    _print(protection, delta, rule, private, as_json)
 
-    from fedlens.privacy import accountant  # imports numpy
 
-    def events(noise: float, rounds: int = length, clients: int = total) -> list[Release]:
-        rate = 1.0 if sampling == "all" else cohort / clients
-        neighbours: Neighbours = "replace" if sampling == "fixed" else "add-remove"
-        return [Release(noise, sampling, rate, neighbours, rounds)]
+@privacy_app.command("ledger")
+def ledger_command(
+    file: Annotated[Path, typer.Argument(help="A ledger: the file that privacy.ledger names.")],
+    limit: Annotated[
+        float | None, typer.Option(help="The most ε that may be spent on each data set.")
+    ] = None,
+    delta: Annotated[float, typer.Option(help="The δ that ε is for.")] = 1e-5,
+    as_json: Json = False,
+) -> None:
+    """What was spent on data over all experiments, and the limit of it."""
+    from fedlens.privacy.ledger import Ledger, Limit, total
 
-    if noise is None:
-        assert epsilon is not None
-        # Rounded up, so that the noise that is shown is enough.
-        noise = math.ceil(1e4 * accountant.noise_for(epsilon, delta, events)) / 1e4
-    found = accountant.epsilon(events(noise), delta)
+    demand(0 < delta < 1, "delta", delta, "choose a number between 0 and 1")
+    if limit is None and not file.exists():
+        raise ValueError(f"{file} is not there: name the file that privacy.ledger names")
+    ledger = Ledger(file)
+    if limit is not None:
+        ledger.set_limit(Limit(limit, delta))
+    found: list[dict[str, Any]] = []
+    for data, unit in dict.fromkeys((one.data, one.unit) for one in ledger.entries):
+        mine = [one for one in ledger.entries if (one.data, one.unit) == (data, unit)]
+        found.append(
+            {
+                "data": mine[0].name,
+                "digest": data,
+                "unit": unit,
+                "runs": len({one.run for one in mine}),
+                "rounds": len({(one.run, one.round) for one in mine}),
+                "epsilon": total(ledger.spent(data, unit), delta),
+                "delta": delta,
+            }
+        )
+    most = None if ledger.limit is None else asdict(ledger.limit)
     if as_json:
+        print_json({"spent": found, "limit": most})
+        return
+    for one in found:
+        print(
+            f"{one['data']} ({one['digest'][:12]}): epsilon {shown(one['epsilon'])} at delta "
+            f"{delta:g} for each {one['unit']}, by {one['rounds']:,} rounds of {one['runs']:,} runs"
+        )
+    if not found:
+        print("nothing is spent yet")
+    if ledger.limit is not None:
+        print(f"limit: epsilon {ledger.limit.epsilon:g} at delta {ledger.limit.delta:g}")
+
+
+def _planned(
+    sampling: Sampling, clients: int, cohort: int, rounds: int, noise: float
+) -> Protection:
+    from fedlens.privacy.mechanisms import gaussian
+    from fedlens.privacy.protection import Protection
+
+    # "all": every client counts in every round, whoever is drawn.
+    cohort = clients if sampling == "all" else cohort
+    return Protection(
+        noise=noise,
+        clip=1.0,
+        mechanism=gaussian(),
+        sampling=sampling,
+        rounds=rounds,
+        clients=clients,
+        cohort=cohort,
+        noise_cohort=cohort,
+        population=clients,
+    )
+
+
+def _print(protection: Protection, delta: float, rule: str, private: bool, as_json: bool) -> None:
+    from fedlens.privacy import accountant
+
+    def cost(one: Protection, rounds: int) -> float:
+        return accountant.epsilon(one.released(rounds), delta)
+
+    length, total, cohort = protection.rounds, protection.population, protection.noise_cohort
+    if as_json:
+        (*_, last) = protection.released(length)
         print_json(
             {
-                "epsilon": found,
+                "epsilon": cost(protection, length),
                 "delta": delta,
-                "noise": noise,
+                "noise": protection.noise,
                 "unit": "client",
-                "sampling": sampling,
-                "neighbours": events(noise)[0].neighbours,
+                "sampling": protection.sampling,
+                "neighbours": last.neighbours,
                 "rounds": length,
             }
         )
@@ -97,36 +196,38 @@ def plan_command(
         "poisson": f"each client with probability {cohort / total:.4g} ({cohort:,} expected)",
         "fixed": f"exactly {cohort:,} clients, drawn anew in every round",
         "all": "every client counts in every round, whoever is drawn",
-    }[sampling]
-    print(f"noise       {noise} clips (standard deviation, on the sum of a round)")
+        "cyclic": f"{cohort:,} clients take turns, and come back after {protection.separation}",
+    }[protection.sampling]
+    print(f"noise       {protection.noise} clips (standard deviation, on the sum of a round)")
     print(f"delta       {delta:.4g}{rule}")
     print(f"clients     {total:,}")
-    print(f"sampling    {sampling}: {drawn}")
+    print(f"sampling    {protection.sampling}: {drawn}")
     for part in sorted({math.ceil(length / 4), math.ceil(length / 2), length}):
-        cost = accountant.epsilon(events(noise, part), delta)
-        print(f"epsilon     {_shown(cost)} after {part:,} round{'' if part == 1 else 's'}")
-    ten = _shown(accountant.epsilon(events(noise, clients=10 * total), delta))
+        spent = shown(cost(protection, part))
+        print(f"epsilon     {spent} after {part:,} round{'' if part == 1 else 's'}")
+    ten = shown(cost(replace(protection, population=10 * total), length))
+    if protection.sampling == "all":  # nobody is drawn, so more clients hide nobody better
+        ten = shown(cost(protection, length))
     print(f"10 times    {ten} with {10 * total:,} clients, as many in a round, and the same delta")
-    print(f"neighbours  two federations, hard to tell apart: {NEIGHBOURS[sampling]}")
+    print(f"neighbours  two federations, hard to tell apart: {NEIGHBOURS[protection.sampling]}")
     print("covers      one sum of clipped updates a round, in equal shares, and nothing else")
-    print("This is a plan: what trains with this noise is an experiment with [privacy].")
+    if not private:
+        print("This is a plan: what trains with this noise is an experiment with [privacy].")
 
 
-def _sizes(file: Path, overrides: list[str], sampling: str) -> tuple[int, int, int]:
+def _sizes(described: Experiment, sampling: str | None) -> tuple[int, int, int]:
     """The clients, those in a round and the rounds of an experiment."""
-    described = Experiment.read(file, overrides)
-    if described.clients.count is None:
-        raise ValueError(f"{file}: its data say how many clients there are: add clients.count=")
+    assert described.clients.count is not None
     keys = {"reporting": described.reporting, "clients.devices": described.clients.devices}
     given = [key for key, value in keys.items() if value is not None]
     if sampling != "all" and given:
         raise ValueError(
-            f'sampling is "{sampling}": with {given[0]}, who takes part is more than a draw, and '
-            "may depend on the data: add --sampling all"
+            f'sampling is "{sampling or "poisson"}": with {given[0]}, who takes part is more than '
+            "a draw, and may depend on the data: add --sampling all"
         )
     return described.clients.count, described.clients.cohort, described.rounds
 
 
-def _shown(epsilon: float) -> str:
+def shown(epsilon: float) -> str:
     """Rounded up, as an upper bound is."""
     return f"{math.ceil(100 * epsilon) / 100:.2f}" if math.isfinite(epsilon) else "infinite"

@@ -334,6 +334,9 @@ def _anchor_all(content: dict[str, Any], folder: Path) -> None:
     _anchor(content.get("dataset"), folder)
     for name in ("partition", "devices"):
         _anchor(clients.get(name) if isinstance(clients, dict) else None, folder)
+    privacy = content.get("privacy")
+    if isinstance(privacy, dict) and isinstance(privacy.get("ledger"), str):
+        privacy["ledger"] = str((folder / expanded(privacy["ledger"])).resolve())
     weights = content.get("weights")
     if isinstance(weights, str) and not is_address(weights):
         content["weights"] = str((folder / expanded(weights)).resolve())

@@ -190,7 +190,7 @@ BY_CLIENT = "client_accuracy"
 OF_ROUND = (
     *("round", "seconds", "evaluation_seconds", "train_loss", "examples"),
     *("batches", "batches_total", "clients", "bytes_up", "bytes_down"),
-    *(BY_CLIENT, "lr", "clock", "failed", "attempts", "staleness", "workers_lost"),
+    *(BY_CLIENT, "lr", "clock", "failed", "attempts", "staleness", "workers_lost", "epsilon"),
 )
 """The fields of a record besides measures of the model and of the algorithm, and besides scheduled
 numbers, whose names are their keys, with a dot (`server.lr`)."""

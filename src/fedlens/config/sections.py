@@ -322,12 +322,18 @@ class Privacy:
     population: Count | None = None
     """the clients that those of `noise_cohort` are drawn from; without it, as large a share as here
     takes part"""
+    ledger: str | None = None
+    """the file that keeps what was spent on the data, over all experiments that name it: see [The
+    ledger](#the-ledger)"""
 
     def __post_init__(self) -> None:
         settle(self, "privacy.")
         both = {"epsilon": self.epsilon, "noise": self.noise}
         given = [key for key, value in both.items() if value is not None]
         demand(len(given) == 1, "privacy", both, "give one of epsilon and noise, and not both")
+        if self.ledger is not None:
+            own = self.noise_cohort is None
+            demand(own, "privacy.ledger", self.ledger, "it keeps no ε of another noise_cohort")
         if self.population is not None:
             cohort = self.noise_cohort or 0
             fits, remedy = 0 < cohort <= self.population, "give a noise_cohort, at most as large"

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
-import torch
-from torch import Tensor
-
-from fedlens.core.types import Memory
 from fedlens.privacy import factorisation
+
+if TYPE_CHECKING:  # a plan of privacy needs no PyTorch
+    from torch import Tensor
+
+    from fedlens.core import Memory
 
 
 class Mechanism(Protocol):
@@ -62,6 +63,8 @@ class BandedNoise(Mechanism):
             )
 
     def begin(self, rounds: int) -> Memory:
+        import torch
+
         # The last digits of a solution depend on the threads of BLAS, so it is remembered.
         columns = torch.from_numpy(_columns(rounds, self.bands))
         return {"columns": {"columns": columns}, "past": {}}

@@ -38,6 +38,7 @@ from fedlens.report.holdings import (
 )
 from fedlens.report.numbers import NONE, format_number
 from fedlens.report.page import render_page
+from fedlens.report.privacy import privacy_blocks, privacy_line
 from fedlens.report.tables import decimal, rows
 from fedlens.runs.records import (
     PART_NAMES,
@@ -93,7 +94,7 @@ def run_blocks(runs: Sequence[Run]) -> list[Block]:
         blocks.append(_results([one.runs[0] for one in groups], dots=min(len(groups), MANY)))
     blocks += [*caution_block(runs), *curves[1:], *measure_blocks(groups)]
     blocks += [*_ends(groups, part), *grid_block(group(runs), part)]
-    blocks += [*cost_blocks(groups, part), *schedule_blocks(groups)]
+    blocks += [*privacy_blocks(groups, part), *cost_blocks(groups, part), *schedule_blocks(groups)]
     blocks += outcome_blocks(groups, part)
     blocks += [*client_blocks(groups), *class_blocks(groups), *reliability_blocks(groups)]
     blocks += [*_intervals(groups), *partition_blocks(groups)]
@@ -146,6 +147,8 @@ def headline(runs: Sequence[Run]) -> str:
     if silent[NAMED:]:
         sentences.append(f"{len(silent) - NAMED} more were not evaluated")
     if scored and (told := different_data(runs)):
+        sentences.append(told)
+    if len(runs) == 1 and (told := privacy_line(runs[0])):
         sentences.append(told)
     return "\n".join([". ".join(sentences) + ".", *caution_words(runs)])
 

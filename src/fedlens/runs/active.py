@@ -14,12 +14,14 @@ from fedlens.config.names import BY_CLIENT
 from fedlens.core import Tree
 from fedlens.evaluation.evaluate import ByClient, Details, Evaluation, Twin
 from fedlens.evaluation.measures import OF_MODEL, PARTS, measure_name
+from fedlens.privacy.ledger import LimitReached
 from fedlens.rounds import RoundInput, State
 from fedlens.rounds.cohorts import BelowQuorum
 from fedlens.rounds.work import Work
 from fedlens.runs.folder import Checkpoint, Mark, Records, RunFolder
 from fedlens.runs.records import is_number
 from fedlens.runs.result import Result, by_name
+from fedlens.runs.spending import Spending
 from fedlens.runs.stopping import Stopping
 from fedlens.runs.summary import Record, gains, stopped_round, summary
 from fedlens.runs.watching import Watch, tell
@@ -68,6 +70,10 @@ class ActiveRun:
         spent = sum(r["seconds"] + r.get("evaluation_seconds", 0.0) for r in self.records)
         earlier = self.earlier_summary
         self.earlier_seconds = earlier["seconds"]["total"] if earlier else spent
+        self.last_round = setup.experiment.rounds  # or fewer, by the limit of a ledger
+        self.spending = None if setup.experiment.privacy is None else Spending(setup)
+        if self.spending is not None:
+            self.spending.count(*range(len(self.records)))
         self.stopping = Stopping(setup.experiment)
         # The time of an interrupted run is ignored here: if stop.seconds has passed, the run stops
         # after its next round, which is then evaluated.
@@ -89,11 +95,11 @@ class ActiveRun:
 
     @property
     def is_over(self) -> bool:
-        return self.status != "running" or self.state.round >= self.setup.experiment.rounds
+        return self.status != "running" or self.state.round >= self.last_round
 
     @property
     def has_rounds_to_start(self) -> bool:
-        return not self.is_over and self.newest_state.round < self.setup.experiment.rounds
+        return not self.is_over and self.newest_state.round < self.last_round
 
     @property
     def num_batches(self) -> int:
@@ -112,7 +118,19 @@ class ActiveRun:
         )
 
     def is_evaluated(self, state: State) -> bool:
-        return self.setup.experiment.evaluate.is_due(state.round, self.setup.experiment.rounds)
+        return self.setup.experiment.evaluate.is_due(state.round, self.last_round)
+
+    def order_round(self) -> bool:
+        """Whether the next round may run; what it releases is then in the ledger, if it has one."""
+        if self.spending is None:
+            return True
+        round = self.newest_state.round
+        try:
+            self.reason = self.spending.order(round)
+            self.last_round = round + 1 if self.reason else self.last_round
+        except LimitReached as error:  # another run has spent what was left
+            self.reason, self.last_round = str(error), round
+        return round < self.last_round
 
     def record_round(
         self, state: State, record: Record, is_finite: bool, evaluation: Evaluation
@@ -120,19 +138,23 @@ class ActiveRun:
         """End a round: evaluate the model if an evaluation is due, and write the record."""
         experiment, trained = self.setup.experiment, time.perf_counter()
         best = self._whole.best
+        if self.spending is not None:
+            self.spending.count(state.round - 1)
         self.stopping.spend(record, self.earlier_seconds + trained - self.start_time)
         if not is_finite or _has_diverged([record]):
             self.status = "diverged"
         elif self.is_evaluated(state) or self.stopping.reason:
             measured, details = evaluation.read(self.twin)
             record |= measured
+            if self.spending is not None:
+                record["epsilon"] = self.spending.epsilon()
             shares = details.plain().get(BY_CLIENT, ())
             if 0 < len(shares) <= FEW_CLIENTS:
                 record[BY_CLIENT] = [x if math.isfinite(x) else None for x in shares]
             if self.stopping.judge(record) and experiment.evaluate.best:
                 best = self._model_of(state)
             self._end_if_told()
-            if self.status == "finished" or state.round == experiment.rounds:
+            if self.status == "finished" or state.round == self.last_round:
                 self._write_details(details)
             record["evaluation_seconds"] = time.perf_counter() - trained
         if self.file is not None:
@@ -268,6 +290,7 @@ class ActiveRun:
             stopped = self.closer.get("stopped_round")
             self.summary = summary(self.setup, status, self.records, elapsed, self.twin, stopped)
             self.summary |= {"reason": self.reason} if self.reason else {}
+            self.summary |= {"privacy": self.spending.summary()} if self.spending else {}
             self.summary |= self.closer
         if self.folder is not None:
             self.folder.write_json(SUMMARY, self.summary)

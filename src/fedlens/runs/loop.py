@@ -53,7 +53,9 @@ def run_to_end(runs: Sequence[ActiveRun], keep_states: bool = True) -> list[Resu
             run.announce()
         with torch_settings(setup.experiment, setup.device, setup.threads):
             while unfinished:
-                training = [run for run in unfinished if run.has_rounds_to_start]
+                training = [
+                    run for run in unfinished if run.has_rounds_to_start and run.order_round()
+                ]
                 if training:
                     inputs = [run.round_input for run in training]
                     programs = [one.program for one in inputs]

@@ -77,6 +77,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "images": _images(setup),
         "code": _own_code(setup.experiment),
         "code_sha256": _hashes(_own_files(setup.experiment)),
+        **({} if setup.experiment.privacy is None else {"run_id": setup.run_id}),
     }
 
 
@@ -96,6 +97,12 @@ def check_settings(folder: Path, experiment: Experiment, before: Mapping[str, An
     fewest = done if ends_there else done + 1
     begun = as_today(before["settings"])
     old, new = (settings(json.loads(to_json(s))) for s in (begun, experiment.plain()))
+    noise, differs = experiment.privacy, old["rounds"] != new["rounds"]
+    if noise and differs and (noise.epsilon is not None or noise.mechanism.name != "gaussian"):
+        raise ValueError(
+            f"{folder} has noise for {old['rounds']} rounds, and cannot have {new['rounds']}: "
+            "start a new run, next time with privacy.noise and gaussian noise"
+        )
     for key in [*old, *(key for key in new if key not in old)]:
         was, now = old.get(key), new.get(key)
         if was == now or (key == "rounds" and experiment.rounds >= fewest):

@@ -31,6 +31,7 @@ from fedlens.runs.manifest import (
 )
 from fedlens.runs.progress import decoding, in_rounds, shown
 from fedlens.runs.result import Result
+from fedlens.runs.spending import Spending
 from fedlens.runs.twin import trained
 from fedlens.runs.watching import Watch, all_of, expect_watch
 from fedlens.setup import Setup, build
@@ -161,8 +162,10 @@ def start(
 
 
 def check_asked(setup: Setup) -> None:
-    """Raise before training if something that the experiment measures cannot be measured."""
+    """Raise before training if something that is asked for cannot be measured, or spent."""
     check_clients_are_tested(setup)
+    if setup.experiment.privacy is not None:
+        Spending(setup).check()
     metrics = chosen(setup.experiment)
     if metrics and setup.parts:
         network, some = setup.network, next(iter(setup.parts.values())).images[:1].cpu()
@@ -186,6 +189,7 @@ def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> Activ
     """A run at its last checkpoint; `setup` is built from the run's own experiment."""
     path, before = folder.path, read_manifest(folder.path)
     setup = with_its_threads(setup, before, path)
+    setup = replace(setup, run_id=str(before.get("run_id", setup.run_id)))
     check_unchanged(path, setup, before)
     twin = _twin(setup, watch)
     state = begin(setup.network, setup.program, setup.federation, setup.device)

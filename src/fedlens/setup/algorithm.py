@@ -29,9 +29,9 @@ from fedlens.config.experiment import Between, Experiment, LocalTraining
 from fedlens.config.names import ALGORITHMS, ANNEALS, LOSSES, OPTIMIZERS
 from fedlens.config.options import Named, call, expect, find
 from fedlens.config.own_code import place_of
+from fedlens.config.protection import protection_of
 from fedlens.config.schedules import looked_at, value_at
 from fedlens.config.sections import SCHEDULED
-from fedlens.setup.privacy import protection_of
 
 SMALLEST = 2.0**-126  # normal number of float32
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -62,6 +63,7 @@ class Setup:
     threads: int  # of this process, on the CPU
     clock: Clock | None = None  # with devices, faults and the rules for waiting
     knows_labels: bool = True  # whether the server knows which labels clients hold
+    run_id: str = field(default_factory=lambda: secrets.token_hex(8))  # for a ledger
 
     _latest: dict[tuple[float, ...], ClientProgram] = field(default_factory=dict, repr=False)
 

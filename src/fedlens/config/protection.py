@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
-from fedlens.algorithm.private import Protection
 from fedlens.config.experiment import Experiment
 from fedlens.config.names import CLIPS, MECHANISMS
 from fedlens.config.options import Named, call, find
-from fedlens.privacy import accountant
+from fedlens.privacy.protection import Protection
 
 ON_CLIENTS_DATA = "it is measured on the clients' own data, without noise"
 WHO_IS_THERE = "who takes part is then more than a draw, and the data may decide it"
@@ -59,20 +55,11 @@ def protection_of(experiment: Experiment) -> Protection:
         population=given.population or round(clients.count * noise_cohort / cohort),
         seed=experiment.seed,
     )
-    if given.delta >= 1 / found.population:
+    most = 1 / found.population
+    # Settings that papers have for a federation of their own may have just that.
+    if given.delta > most or (given.delta == most and given.noise_cohort is None):
         raise ValueError(
             f"privacy.delta is {given.delta:g}: choose less than 1 / clients = "
-            f"{1 / found.population:g}, for to publish one client at random has that"
+            f"{most:g}, for to publish one client at random has that"
         )
-    if given.epsilon is not None:
-        noise = _noise(replace(found, clip=1.0, seed=0), given.epsilon, given.delta)
-        found = replace(found, noise=noise)
-    return found
-
-
-@lru_cache(maxsize=64)
-def _noise(protection: Protection, epsilon: float, delta: float) -> float:
-    noise = accountant.noise_for(
-        epsilon, delta, lambda noise: replace(protection, noise=noise).released(protection.rounds)
-    )
-    return math.ceil(1e4 * noise) / 1e4  # so that the noise that is shown is enough
+    return found if given.epsilon is None else found.calibrated(given.epsilon, given.delta)

@@ -1,0 +1,90 @@
+"""The privacy of runs: ε in words, by round and beside accuracy, and what has no guarantee."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fedlens.report.blocks import Block, Curves, Line, Table
+from fedlens.report.groups import Group, curve, in_all, off_if_many
+from fedlens.runs.records import PART_NAMES, Run, is_number, number
+
+
+def _of(run: Run) -> dict[str, Any]:
+    found = run.summary.get("privacy")
+    return found if isinstance(found, dict) else {}
+
+
+def privacy_line(run: Run) -> str:
+    """The ε of a run in a line; "" if it is not private."""
+    told = _of(run)
+    if not told:
+        return ""
+    spent, delta, size = (number(told.get(key)) for key in ("epsilon", "delta", "clients"))
+    # Rounded up, as an upper bound is.
+    shown = "without bound" if spent is None else f"at most {math.ceil(100 * spent) / 100:.2f}"
+    how = f"{told.get('mechanism')} noise" if isinstance(told.get("mechanism"), str) else "noise"
+    how += f", {told.get('sampling')} sampling, {told.get('neighbouring')} neighbours"
+    line = f"ε is {shown} at δ = {delta or 0:g} for each {told.get('unit')} ({how})"
+    if is_number(told.get("noise_cohort")):
+        line += f", of a federation of {size or 0:,.0f} with {told['noise_cohort']:,} in a round"
+    return line
+
+
+def privacy_blocks(groups: Sequence[Group], part: str) -> Iterator[Block]:
+    """ε by round, accuracy by ε if there are several groups, and what leaves a single run."""
+    private = [one for one in groups if any(run.has("epsilon") for run in one.runs)]
+    metric = f"{part}_accuracy"
+    if private:
+        yield Curves(
+            title="Privacy spent",
+            name="epsilon",
+            caption="ε of all rounds so far, an upper bound, for the δ of each run.",
+            lines=off_if_many([curve(one, "epsilon") for one in private]),
+            y_label="ε",
+        )
+    lines = [line for one in private if len(groups) > 1 and (line := _by_epsilon(one, metric)).x]
+    if lines:
+        yield Curves(
+            title="Accuracy by ε",
+            name="accuracy_by_epsilon",
+            caption=f"{PART_NAMES[part].capitalize()} accuracy against the ε spent for it.",
+            lines=off_if_many(lines),
+            x_label="ε",
+            y_label=f"{PART_NAMES[part]} accuracy",
+            percent=True,
+        )
+    if len(groups) == 1 and len(groups[0].runs) == 1 and (told := _of(groups[0].runs[0])):
+        unit, listed = told.get("unit"), told.get("not_covered")
+        guarantee = f"{privacy_line(groups[0].runs[0])}"
+        after = "the same: it follows from the sums"
+        rows = [
+            ["the noisy sum of clipped updates", guarantee],
+            ["the model, and all from it", after],
+        ]
+        if isinstance(told.get("clip"), dict):
+            rows.append(["the clip, and the noisy count that moves it", "the same: it has a share"])
+        rows += [[str(one), "none"] for one in listed if isinstance(listed, list)] if listed else []
+        yield Table(
+            title="What leaves, and under which guarantee",
+            caption=f"Training losses, and whatever else a {unit} measures, are not recorded. What "
+            "has no guarantee is known to whoever has the run folder, so it is not for others.",
+            header=["what", "guarantee"],
+            rows=rows,
+        )
+
+
+def _by_epsilon(one: Group, metric: str) -> Line:
+    """The means of ε and of accuracy over repeats, for the rounds that all of them recorded."""
+    pairs = [
+        {row["round"]: (row["epsilon"], row[metric]) for row in run.rounds if _has(row, metric)}
+        for run in one.runs
+    ]
+    both = in_all(pairs)
+    x, y = ([sum(v[side] for v in all_) / len(all_) for all_ in both.values()] for side in (0, 1))
+    return Line(one.name, x, y)
+
+
+def _has(row: dict[str, Any], metric: str) -> bool:
+    return is_number(row.get("epsilon")) and is_number(row.get(metric))

@@ -1,0 +1,94 @@
+"""What a private run has spent, for its records, its summary and the ledger of its data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedlens.config.experiment import as_plain
+from fedlens.config.protection import protection_of
+from fedlens.privacy.accountant import epsilon
+from fedlens.privacy.events import Release
+from fedlens.privacy.ledger import Entry, Ledger
+from fedlens.setup import Setup
+
+NOT_COVERED = (
+    "who takes part in a round, and how many batches and examples are seen (rounds.jsonl)",
+    "who holds what (partition.json, manifest.json, the page)",
+    "the test and validation images that accuracies are measured on",
+    "trying settings on these clients: each run costs what it costs, and they add up",
+)
+ANOTHER = "this federation: epsilon is that of one with {} clients, {} of them expected in a round"
+
+
+class Spending:
+    """Counts the releases of a run's rounds, each before it takes place."""
+
+    def __init__(self, setup: Setup) -> None:
+        given = setup.experiment.privacy
+        assert given is not None
+        self.setup, self.given = setup, given
+        self.releases: Counter[Release] = Counter()
+        self.ledger = None if given.ledger is None else Ledger(Path(given.ledger))
+
+    def entries(self, round: int) -> list[Entry]:
+        """What round 0, 1, ... releases, as the ledger keeps it."""
+        data, unit, run = self.setup.dataset, self.given.unit, self.setup.run_id
+        releases = self.setup.program.algorithm.releases(round)
+        return [Entry(data.digest, data.name, unit, run, round + 1, one) for one in releases]
+
+    def check(self) -> None:
+        """Raise a ValueError if the ledger cannot be written, or has no room for a round."""
+        if self.ledger is not None:
+            self.ledger.check_writable()
+            if not self._fits(0):
+                raise ValueError(f"{self.ledger.why_not(1)}: nothing was run")
+
+    def order(self, round: int) -> str:
+        """Put a round into the ledger, before it runs; return why the next one cannot run."""
+        if self.ledger is None:
+            return ""
+        self.ledger.order(self.entries(round))
+        return "" if self._fits(round + 1) else self.ledger.why_not(round + 2)
+
+    def _fits(self, round: int) -> bool:
+        assert self.ledger is not None
+        entries = self.entries(round)
+        more = [one.release for one in entries]
+        return not more or self.ledger.allows(entries[0].data, entries[0].unit, more)
+
+    def count(self, *rounds: int) -> None:
+        """Add what these rounds, counted from 0, have released."""
+        for round in rounds:
+            self.releases.update(self.setup.program.algorithm.releases(round))
+
+    def epsilon(self) -> float:
+        """What all counted rounds cost together."""
+        spent = [replace(one, count=count) for one, count in self.releases.items()]
+        return epsilon(spent, self.given.delta) if spent else 0.0
+
+    def summary(self) -> dict[str, Any]:
+        given, protection = self.given, protection_of(self.setup.experiment)
+        (*_, last) = protection.released(protection.rounds)
+        not_covered = list(NOT_COVERED)
+        if given.noise_cohort is not None:
+            sizes = (f"{n:,}" for n in (protection.population, protection.noise_cohort))
+            not_covered.insert(0, ANOTHER.format(*sizes))
+        return {
+            "unit": given.unit,
+            "epsilon": self.epsilon(),
+            "delta": given.delta,
+            "noise": protection.noise,
+            "clip": as_plain(given.clip),
+            "mechanism": as_plain(given.mechanism),
+            "sampling": protection.sampling,
+            "neighbouring": last.neighbours,
+            "accountant": "privacy loss distributions, an upper bound",
+            "clients": protection.population,
+            "cohort": protection.noise_cohort,
+            "noise_cohort": given.noise_cohort,
+            "ledger": given.ledger,
+            "not_covered": not_covered,
+        }

@@ -1,0 +1,170 @@
+"""Runs with privacy: what their records, summaries, pages and ledgers say."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+import fedlens as fl
+from fedlens.privacy.accountant import epsilon
+from fedlens.privacy.events import Release
+from fedlens.privacy.ledger import Ledger, Limit
+from fedlens.report import report
+
+RELEASE = Release(1.0, "poisson", 0.25)
+
+
+def spent(rounds: int) -> float:
+    return epsilon([Release(1.0, "poisson", 0.25, count=rounds)], 1e-5)
+
+
+def experiment(privacy: dict[str, Any] | None = None, **changes: Any) -> fl.Experiment:
+    tables: dict[str, Any] = {
+        "dataset": "fashion-mnist-mini",
+        "model": "linear",
+        "rounds": 4,
+        "clients": {"count": 20, "per_round": 5},
+        "privacy": {"noise": 1.0, **(privacy or {})},
+        "engine": "sequential",
+        "evaluate": {"every": 3},
+    }
+    return fl.Experiment.of(tables | changes)
+
+
+def test_every_evaluated_round_says_what_was_spent_so_far(tmp_path):
+    result = fl.run(experiment(), tmp_path / "run")
+    found = {r["round"]: r["epsilon"] for r in result.records if "epsilon" in r}
+    assert found == pytest.approx({3: spent(3), 4: spent(4)}, rel=1e-9)
+    told = result.summary["privacy"]
+    assert told["epsilon"] == pytest.approx(spent(4), rel=1e-9)
+    assert (told["unit"], told["delta"], told["noise"]) == ("client", 1e-5, 1.0)
+    assert (told["sampling"], told["neighbouring"]) == ("poisson", "add-remove")
+    assert told["mechanism"] == "gaussian" and len(told["not_covered"]) >= 4
+    page = report([tmp_path / "run"]).read_text()
+    shown = f"ε is at most {math.ceil(100 * spent(4)) / 100:.2f} at δ = 1e-05 for each client"
+    assert shown in page and "What leaves, and under which guarantee" in page
+    assert "Privacy spent" in page
+
+
+def test_noise_for_a_larger_federation_is_said_to_be_that(tmp_path):
+    larger = {"noise_cohort": 1000, "population": 10**5, "delta": 1e-6}
+    result = fl.run(experiment(larger, rounds=1), tmp_path / "run")
+    told = result.summary["privacy"]
+    assert (told["noise_cohort"], told["clients"]) == (1000, 10**5)
+    assert told["epsilon"] == pytest.approx(epsilon([Release(1.0, "poisson", 0.01)], 1e-6))
+    assert "100,000" in told["not_covered"][0]
+    assert (
+        "of a federation of 100,000 with 1,000 in a round" in report([tmp_path / "run"]).read_text()
+    )
+
+
+def test_several_private_runs_are_drawn_by_accuracy_over_epsilon(tmp_path):
+    for noise in (0.5, 2.0):
+        fl.run(experiment({"noise": noise}, rounds=2), tmp_path / f"noise-{noise}")
+    page = report([tmp_path / "noise-0.5", tmp_path / "noise-2.0"]).read_text()
+    assert "Accuracy by ε" in page
+
+
+def test_a_run_resumed_counts_each_round_once(tmp_path):
+    ledger = tmp_path / "ledger.jsonl"
+    described = experiment({"ledger": str(ledger)}, rounds=3)
+    fl.run(described, tmp_path / "run")
+    result = fl.resume(tmp_path / "run", rounds=5)
+    assert result.summary["privacy"]["epsilon"] == pytest.approx(spent(5), rel=1e-9)
+    entries = Ledger(ledger).entries
+    assert [one.round for one in entries] == [1, 2, 3, 4, 5]
+    assert {one.run for one in entries} == {result_id(tmp_path / "run")}
+    assert {one.release for one in entries} == {RELEASE}
+    fl.run(described, tmp_path / "run", overwrite=True)
+    assert len({one.run for one in Ledger(ledger).entries}) == 2
+
+
+def result_id(folder) -> str:
+    return str(json.loads((folder / "manifest.json").read_text())["run_id"])
+
+
+def test_what_is_ordered_before_a_kill_is_not_ordered_again(tmp_path):
+    """A round is in the ledger before it runs: if it is killed, the resumed run does it again."""
+    ledger = tmp_path / "ledger.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        fl.run(
+            experiment({"ledger": str(ledger)}),
+            tmp_path / "run",
+            watch=lambda record: interrupt(record, 2),
+        )
+    before = len(Ledger(ledger).entries)
+    assert before >= 2
+    result = fl.resume(tmp_path / "run")
+    assert result.status == "finished"
+    assert [one.round for one in Ledger(ledger).entries] == [1, 2, 3, 4]
+
+
+def interrupt(record: dict[str, Any], round: int) -> None:
+    if record.get("round") == round:
+        raise KeyboardInterrupt
+
+
+def test_a_limit_ends_a_run_in_time_and_refuses_the_next_one(tmp_path):
+    ledger = tmp_path / "ledger.jsonl"
+    Ledger(ledger).set_limit(Limit(spent(2) + 1e-6, 1e-5))
+    described = experiment({"ledger": str(ledger)})
+    result = fl.run(described, tmp_path / "run")
+    assert (result.status, len(result.records)) == ("finished", 2)
+    assert "round 3 would pass the limit" in result.summary["reason"]
+    assert "test_accuracy" in result.records[-1]
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    with pytest.raises(ValueError, match="limit"):
+        fl.run(described, tmp_path / "next")
+    assert not (tmp_path / "next").exists()
+    assert len(Ledger(ledger).entries) == 2
+    again = fl.resume(tmp_path / "run", rounds=5)
+    assert (again.status, len(again.records)) == ("finished", 2)
+
+
+def test_a_ledger_that_cannot_be_written_stops_the_round_before_it_runs(tmp_path):
+    ledger = tmp_path / "ledger.jsonl"
+
+    def take_away(record: dict[str, Any]) -> None:
+        if record.get("round") == 2:
+            ledger.unlink()
+            ledger.mkdir()
+
+    with pytest.raises(OSError, match="ledger"):
+        fl.run(experiment({"ledger": str(ledger)}), tmp_path / "run", watch=take_away)
+    lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2]
+
+
+def test_an_edited_ledger_is_refused_before_anything_is_written(tmp_path):
+    ledger = tmp_path / "ledger.jsonl"
+    fl.run(experiment({"ledger": str(ledger)}, rounds=1), tmp_path / "run")
+    ledger.write_text(ledger.read_text().replace('"noise": 1.0', '"noise": 9.0'))
+    with pytest.raises(ValueError, match="was changed"):
+        fl.run(experiment({"ledger": str(ledger)}), tmp_path / "next")
+    assert not (tmp_path / "next").exists()
+
+
+def change(folder, old: str, new: str) -> None:
+    file = folder / "experiment.toml"
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+
+
+def test_a_run_is_not_resumed_with_other_keys_of_privacy(tmp_path):
+    fl.run(experiment(rounds=1), tmp_path / "run")
+    change(tmp_path / "run", "noise = 1.0", "noise = 0.5")
+    with pytest.raises(ValueError, match=r"privacy\.noise"):
+        fl.resume(tmp_path / "run", rounds=2)
+
+
+@pytest.mark.parametrize("privacy", [{"noise": None, "epsilon": 8.0}, {"mechanism": "tree"}])
+def test_noise_that_is_made_for_some_rounds_is_not_stretched_to_more(privacy, tmp_path):
+    fl.run(experiment(privacy, rounds=2), tmp_path / "run")
+    with pytest.raises(ValueError, match="noise for 2 rounds"):
+        fl.resume(tmp_path / "run", rounds=3)
+
+
+def test_a_ledger_keeps_no_epsilon_of_another_federation():
+    with pytest.raises(ValueError, match="noise_cohort"):
+        experiment({"ledger": "x", "noise_cohort": 1000})
