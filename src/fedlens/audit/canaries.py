@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlens.algorithm.private import ClipAndNoise, Protection
+from fedlens.algorithm.private import ClipAndNoise
 from fedlens.algorithm.slots import Uploading
 from fedlens.core import Local, Tree, Upload, keys
 from fedlens.privacy.accountant import epsilon
 from fedlens.privacy.one_run import best_bound
+from fedlens.privacy.protection import Protection
 from fedlens.rounds import begin
 from fedlens.runs.active import ActiveRun
 from fedlens.runs.folder import Checkpoint

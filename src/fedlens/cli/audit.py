@@ -36,7 +36,7 @@ def audit_command(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Attack an experiment: who was in its data, and which images come back?"""
+    """Attack an experiment: who was in its data, which images come back?"""
     from fedlens.audit import membership
     from fedlens.audit.canaries import measure, protection_in
     from fedlens.audit.page import blocks, measured, rebuilt, verdict
