@@ -173,10 +173,11 @@ def test_a_list_is_one_name_a_line_with_what_it_is(fedlens, kind, table):
     assert all(line.endswith(".") for line in out.splitlines())
 
 
-def test_without_a_kind_the_kinds_are_listed(fedlens):
+def test_without_a_kind_the_kinds_are_listed_and_what_they_are(fedlens):
     status, out, err = fedlens("list")
     assert (status, err) == (0, "")
-    assert out.splitlines() == [
+    assert all(line.endswith(".") for line in out.splitlines())
+    assert [line.split()[0] for line in out.splitlines()] == [
         *("algorithms", "models", "partitions", "devices", "engines", "losses", "metrics"),
         *("optimizers", "schedules", "mechanisms", "clips", "anneals", "datasets", "recipes"),
     ]

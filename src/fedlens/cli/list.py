@@ -9,6 +9,23 @@ import typer
 
 from fedlens.config.names import KINDS
 
+WORDS = {
+    "algorithms": "What clients and server do in a round; several can be combined.",
+    "models": "Networks; a function of your own is named MODULE:NAME.",
+    "partitions": "How examples are divided among clients.",
+    "devices": "How fast clients' devices are, on a virtual clock.",
+    "engines": "How clients are trained: one by one, side by side, by processes, on a cluster.",
+    "losses": "What clients minimise.",
+    "metrics": "What is measured besides accuracy.",
+    "optimizers": "How clients take their steps.",
+    "schedules": "How a number changes from round to round.",
+    "mechanisms": "How the noise of privacy goes together over rounds.",
+    "clips": "How long an update may be, with privacy, if that changes.",
+    "anneals": "How the learning rate changes within a round.",
+    "datasets": "Images with labels: published sets, and forms of your own.",
+    "recipes": "Tables and figures of papers, for fedlens reproduce.",
+}
+
 
 def list_command(
     kind: Annotated[
@@ -22,7 +39,8 @@ def list_command(
     Without a kind: what can be listed.
     """
     if kind is None:
-        print("\n".join(KINDS))
+        for name in KINDS:
+            print(f"{name.ljust(max(map(len, KINDS)))}  {WORDS[name]}")
         return
     from fedlens.config.explained import called, choices
 
