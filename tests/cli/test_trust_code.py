@@ -50,6 +50,7 @@ OPENED_BY = {
     "fleet serve": ["FILE", "--out", "out"],
     "fleet try": ["FILE", "--sites", "2"],
     "fleet app": ["FILE", "--to", "app"],
+    "privacy audit": ["FILE", "--out", "out"],
 }
 """The commands that need what a run folder names, with the words after the verb."""
 
@@ -59,7 +60,8 @@ READ_BY = {"report": ["RUN"], "reproduce": ["ghaemi/fedavg", "--from", "RUN"], "
 OTHERS = [
     *("watch", "new", "import", "list", "explain", "schema", "bench"),
     *("data list", "data get", "data prepare", "data check"),
-    *("fleet keys", "fleet join", "fleet approve", "fleet clean", "privacy plan"),
+    *("fleet keys", "fleet join", "fleet approve", "fleet clean"),
+    *("privacy plan", "privacy ledger"),
 ]
 """Those that open no run folder; and `watch`, which reads it as `report` does, and never ends."""
 

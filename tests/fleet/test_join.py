@@ -38,6 +38,7 @@ from fedlens.storage.locks import one_writer
 from tests.data.test_layouts import write
 from tests.fleet.real import wait_until
 from tests.fleet.sites import write_experiment
+from tests.fleet.test_serve import made_keys
 
 
 def test_how_a_site_stands_is_the_last_word_of_its_log():
@@ -360,13 +361,13 @@ def test_another_version_of_flower_is_refused_before_anything_is_started(found, 
 @pytest.mark.parametrize("command", ["serve", "app"])
 def test_what_a_fleet_cannot_do_is_refused_before_anything_is_started(command, tmp_path):
     pytest.importorskip("flwr")
-    path = write_experiment(tmp_path, '{ name = "fedbuff" }')
-    where = "--to" if command == "app" else "--keys"
-    words = ["fleet", command, str(path), where, str(tmp_path / "made")]
-    error = CliRunner().invoke(app_of(), words).exception
+    path, made = write_experiment(tmp_path, '{ name = "fedbuff" }'), tmp_path / "made"
+    keys = made_keys(tmp_path / "keys")
+    where = ["--to", str(made)] if command == "app" else ["--keys", str(keys), "--out", str(made)]
+    error = CliRunner().invoke(app_of(), ["fleet", command, str(path), *where]).exception
     assert isinstance(error, ValueError)
     assert "leave asynchronous algorithms out" in str(error)
-    assert not (tmp_path / "made").exists()
+    assert not made.exists()
 
 
 @pytest.mark.parametrize("key", ['evaluate.on=["test", "validation"]', "evaluate.twin=true"])

@@ -64,7 +64,7 @@ def test_two_servers_do_not_share_a_place(tmp_path):
 
 def test_a_folder_that_is_there_is_refused_with_what_would_help(tmp_path, fedlens):
     pytest.importorskip("flwr")
-    path = write_experiment(tmp_path)
+    path, folder_of_keys = write_experiment(tmp_path), made_keys(tmp_path / "keys")
     for name in ("experiment.toml", "manifest.json"):
         write_atomically(tmp_path / "run" / name, b"")
     for folder, words, remedy in (
@@ -73,7 +73,7 @@ def test_a_folder_that_is_there_is_refused_with_what_would_help(tmp_path, fedlen
         ("", ["serve"], "exists and is no run: choose another"),
     ):
         place = tmp_path / folder
-        keys = ["--keys", tmp_path] if words == ["serve"] else []
+        keys = ["--keys", folder_of_keys] if words == ["serve"] else []
         told = fedlens("fleet", *words, path, *keys, "--out", place)
         assert told == (2, "", f"fedlens: {place} {remedy}\n")
 

@@ -10,7 +10,7 @@ import math
 from typing import Any, get_args
 
 from fedlens.config.names import SCHEDULES
-from fedlens.config.options import Named, call, find, resolve
+from fedlens.config.options import Named, call, find, nearest, resolve
 
 MOST = 10_000  # rounds, approximately, for which a schedule is checked
 
@@ -98,7 +98,11 @@ def looked_at(rounds: int) -> list[int]:
 
 def resolved(schedule: Named, where: str) -> Named:
     """The schedule with every option checked or set to its default."""
-    known = SCHEDULES.options(schedule.name, f"schedule of {where}")
+    name = schedule.name
+    if not (name in SCHEDULES or ":" in name or schedule.options or nearest(name, SCHEDULES)):
+        names = ", ".join(SCHEDULES)
+        raise ValueError(f"{where} is {name!r}: expected a number or a schedule ({names})")
+    known = SCHEDULES.options(name, f"schedule of {where}")
     options = resolve(known, schedule.options, f"{where}: {schedule.name}")
     for key, value in options.items():
         if isinstance(value, dict):  # a schedule in a schedule

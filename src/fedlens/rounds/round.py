@@ -358,7 +358,7 @@ def _move(
         refuse_taken(measured)
         means |= measured
     outcome = Outcome(
-        train_loss=means.pop("loss", size_shares.new_tensor(torch.nan)),  # or nobody took part
+        train_loss=means.pop("loss", size_shares.new_full((), torch.nan)),  # or nobody took part
         batches=max(work.plan.steps.tolist(), default=0),
         examples=int(work.plan.counts.sum()),
         clients=cohort.clients.tolist(),
