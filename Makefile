@@ -59,12 +59,7 @@ test-ray: install
 
 # On a GPU, by any Python that has torch and triton: PYTHON chooses it, nothing is installed.
 test-gpu:
-	PYTHONPATH=src:. $(PYTHON) tests/network/interpreted_kernels.py
-	PYTHONPATH=src:. CUBLAS_WORKSPACE_CONFIG=:4096:8 $(PYTHON) tests/gpu/engines_agree.py
-	PYTHONPATH=src:. CUBLAS_WORKSPACE_CONFIG=:4096:8 $(PYTHON) tests/gpu/several.py
-	PYTHONPATH=src:. $(PYTHON) tests/gpu/models.py
-	PYTHONPATH=src:. CUBLAS_WORKSPACE_CONFIG=:4096:8 $(PYTHON) tests/gpu/evaluations.py
-	PYTHONPATH=src:. $(PYTHON) tests/gpu/recipes.py
+	PYTHONPATH=src:. $(PYTHON) -m tests.gpu.parts
 
 lint: install
 	$(BIN)/ruff format --check .

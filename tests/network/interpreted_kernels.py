@@ -23,8 +23,13 @@ from fedlens.network.ops import normalise
 from fedlens.network.stacked import products
 from fedlens.network.stacked.epilogue import Epilogue, KeyedMask
 from fedlens.network.stacked.products import Factors, drifted
+from tests.gpu.parts import my_part
 from tests.network.agreeing import DEVICE, LOOSE, agree, compare, last, on_one_side
-from tests.network.interpreted_convolutions import convolutions, depthwise_convolutions
+from tests.network.interpreted_convolutions import (
+    CONVOLUTIONS,
+    convolutions,
+    depthwise_convolutions,
+)
 from tests.network.interpreting import spare_repetition
 
 NORMS = {  # channels, groups, size of images, affine, add, relu, limit
@@ -289,14 +294,15 @@ def steps() -> None:
 
 def main() -> None:
     checks: list[Callable[[], None]] = [
-        *(convolutions, depthwise_convolutions, group_norms, batch_norms, networks, the_rest),
+        *(partial(convolutions, [name]) for name in CONVOLUTIONS),
+        *(depthwise_convolutions, group_norms, batch_norms, networks, the_rest),
         partial(factors, batch=5, features=70, out=24, steps=3),
         partial(factors, batch=40, features=300, out=70, steps=2),  # several blocks of everything
         partial(small_layer, batch=5, features=70, out=24, relu=True),
         partial(small_layer, batch=64, features=130, out=72, relu=False),
         steps,
     ]
-    for check in checks:
+    for check in my_part(checks):
         torch.manual_seed(0)  # what one draws does not depend on the others
         check()
     print("all agree")
