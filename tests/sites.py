@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from fedlens.data import Source, mini
+from fedlens.data import Source, published
 
 CLASSES = {"bag": 8, "boot": 9, "trouser": 1}
 SIDES = {"north": 28, "south": 40, "west": 33}
@@ -15,7 +15,7 @@ SIDES = {"north": 28, "south": 40, "west": 33}
 
 def write_sites(root: Path, count: int = 12) -> Path:
     """root/site/class/0.jpg, ...: sites differ in size, and west has no trousers."""
-    data = mini.fashion_mnist_mini(Source()).train
+    data = published.fashion_mnist_mini(Source()).train
     taken = 0
     for site, side in SIDES.items():
         for name, label in CLASSES.items():

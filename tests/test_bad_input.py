@@ -21,7 +21,7 @@ from PIL import Image
 
 import fedlens as fl
 from fedlens.core.federation import Holdings
-from fedlens.data import DATASETS, Source, cifar, idx
+from fedlens.data import DATASETS, Source, published
 from fedlens.setup import build
 from fedlens.storage import free_memory as memory
 from fedlens.storage.reading import BadFile, expanded, printable, reading
@@ -225,7 +225,7 @@ def test_sizes_that_a_file_announces_are_compared_with_its_own(tmp_path):
     zipped.write_bytes(gzip.compress(head + bytes(100)))
     for path in (file, zipped):
         with pytest.raises(BadFile, match="shorter"):
-            idx.read(path, 3)
+            published.read_idx(path, 3)
 
 
 def test_a_bomb_is_not_unpacked_beyond_what_is_free(tmp_path, monkeypatch):
@@ -233,7 +233,7 @@ def test_a_bomb_is_not_unpacked_beyond_what_is_free(tmp_path, monkeypatch):
     zipped = tmp_path / "a.gz"
     zipped.write_bytes(gzip.compress(bytes([0, 0, 8, 1]) + struct.pack(">I", 10**7) + bytes(10**7)))
     with pytest.raises(ValueError, match="free"):
-        idx.read(zipped, 1)
+        published.read_idx(zipped, 1)
     np.savez_compressed(tmp_path / "b.npz", x_train=np.zeros(10**7, np.uint8))
     with pytest.raises(ValueError, match="free"):
         DATASETS["npz"](Source(), path=str(tmp_path / "b.npz"))
@@ -242,14 +242,14 @@ def test_a_bomb_is_not_unpacked_beyond_what_is_free(tmp_path, monkeypatch):
 @pytest.mark.parametrize("labels", [5, [[1], [2]], ["a"], None])
 def test_labels_that_are_no_list_of_numbers_are_refused(labels):
     with pytest.raises(ValueError, match="labels"):
-        cifar._numbers(labels, "labels")
+        published._numbers(labels, "labels")
 
 
 def test_a_memo_that_would_fill_all_memory_is_only_a_number(tmp_path):
     file = tmp_path / "batch"
     file.write_bytes(b"\x80\x02}r\xff\xff\xff\x7f.")  # {}, kept as number 2,147,483,647
     with pytest.raises(BadFile, match="called data"):
-        cifar.read_pickle(file, ["labels"])
+        published.read_pickle(file, ["labels"])
 
 
 def test_test_images_of_another_size_are_refused():

@@ -2,7 +2,7 @@
 
     python tools/make_mini.py FOLDER
 
-Prints the sha256 sum, which belongs into src/fedlens/data/mini.py.
+Prints the sha256 sum, which belongs into src/fedlens/data/published.py.
 """
 
 import hashlib
@@ -14,13 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from fedlens.core.federation import Dataset, Examples
-from fedlens.data.mini import NAME
 from fedlens.data.places import Source
-from fedlens.data.published import fashion_mnist
+from fedlens.data.published import MINI, fashion_mnist
 
 SEED = 20170828
 PER_CLASS = {"train": 600, "test": 100}
-OUT = Path(__file__).parents[1] / "src" / "fedlens" / "data" / "files" / f"{NAME}.npz"
+OUT = Path(__file__).parents[1] / "src" / "fedlens" / "data" / "files" / f"{MINI}.npz"
 
 
 def drawn(part: Examples, per_class: int, rng: np.random.Generator) -> np.ndarray:

@@ -11,7 +11,7 @@ from PIL import Image
 
 import fedlens as fl
 from fedlens.config.options import options_of, resolve
-from fedlens.data import DATASETS, Source, mini
+from fedlens.data import DATASETS, Source, published
 from fedlens.data.arrays import held_out, mean_and_std
 from fedlens.data.partitions import PARTITIONS
 from tests.data.published_files import pixels
@@ -347,7 +347,7 @@ def test_the_set_inside_the_package_is_balanced_and_shuffled():
 
 
 def test_a_damaged_set_inside_the_package_is_noticed(monkeypatch):
-    monkeypatch.setattr(mini, "SHA256", "0" * 64)
-    mini._unpacked.cache_clear()
+    monkeypatch.setattr(published, "MINI_SHA256", "0" * 64)
+    published._mini.cache_clear()
     with pytest.raises(ValueError, match="damaged"):
         DATASETS["fashion-mnist-mini"](Source())

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlens.data import DATASETS, Source, cifar, idx
+from fedlens.data import DATASETS, Source, published
 from fedlens.data.fetch import check, get_from, listing
 from fedlens.data.places import cache, roots
 from fedlens.data.published import CIFAR100, CIFAR100_COARSE, FASHION_MNIST, MNIST, PUBLISHED
@@ -96,7 +96,7 @@ def test_an_idx_file_of_any_shape_comes_back_as_it_was(tmp_path_factory, shape):
     array = pixels(*shape)
     file = tmp_path_factory.mktemp("idx") / "some-idx.gz"
     file.write_bytes(gzip.compress(idx_bytes(array)))
-    assert (idx.read(file, len(shape)) == array).all()
+    assert (published.read_idx(file, len(shape)) == array).all()
 
 
 WHOLE = idx_bytes(labels(7))
@@ -118,7 +118,7 @@ def test_a_broken_idx_file_is_named(tmp_path, how, ending):
     file = tmp_path / f"labels{ending}"
     file.write_bytes(content)
     with pytest.raises(BadFile, match=f"labels{ending} cannot be read"):
-        idx.read(file, 1)
+        published.read_idx(file, 1)
 
 
 @pytest.mark.parametrize("damage", [lambda c: c[:-20], lambda c: c[:30] + b"?" * 9 + c[39:]])
@@ -171,7 +171,7 @@ def test_no_function_is_reached_through_a_pickle(tmp_path, function):
     file = tmp_path / "batch"
     file.write_bytes(pickle.dumps({b"data": Malicious(function, "1"), b"labels": []}, protocol=2))
     with pytest.raises(BadFile, match="CIFAR"):
-        cifar.read_pickle(file, ["labels"])
+        published.read_pickle(file, ["labels"])
 
 
 BAD_BATCHES = {
@@ -190,7 +190,7 @@ BAD_BATCHES = {
 def test_a_pickle_of_something_else_is_named(tmp_path, what):
     (tmp_path / "batch").write_bytes(python2_pickle(BAD_BATCHES[what]))
     with pytest.raises(BadFile, match="cannot be read"):
-        cifar.read_pickle(tmp_path / "batch", ["labels"])
+        published.read_pickle(tmp_path / "batch", ["labels"])
 
 
 @pytest.mark.parametrize("binary", [True, False])

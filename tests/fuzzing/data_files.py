@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from fedlens.data import DATASETS, Source, cifar, fetch, idx
+from fedlens.data import DATASETS, Source, fetch, published
 from tests.fuzzing.cases import (
     NUMBERS,
     Data,
@@ -38,7 +38,7 @@ def read_idx(place: Path, data: Data) -> tuple[Path, Read]:
     if zipped and data.draw(st.integers(0, 20)) == 0:
         packed += SMALL_BOMB
     file.write_bytes(spoilt(data, packed) if zipped and data.draw(st.booleans()) else packed)
-    return file, lambda: idx.read(file, ndim)
+    return file, lambda: published.read_idx(file, ndim)
 
 
 ARRAYS = {
@@ -111,7 +111,7 @@ def read_cifar(place: Path, data: Data) -> tuple[Path, Read]:
     file = place / "batch"
     if data.draw(st.integers(0, 3)) == 0:
         file.write_bytes(spoilt(data, bytes(2 * 3073)))
-        return file, lambda: cifar.read_binary(file, data.draw(st.sampled_from([1, 2])))
+        return file, lambda: published.read_binary(file, data.draw(st.sampled_from([1, 2])))
     labels: Any = data.draw(
         st.sampled_from([[1, 2], 5, None, [1], [[1], [2]], ["a", "b"], [2**70, 1], {}])
     )
@@ -125,7 +125,7 @@ def read_cifar(place: Path, data: Data) -> tuple[Path, Read]:
     else:
         content = spoilt(data, content)
     file.write_bytes(content)
-    return file, lambda: cifar.read_pickle(file, ["labels"])
+    return file, lambda: published.read_pickle(file, ["labels"])
 
 
 def read_archive(place: Path, data: Data) -> tuple[Path, Read]:

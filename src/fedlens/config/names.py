@@ -91,8 +91,7 @@ PARTITIONS = ByName(
 DATASETS = ByName(
     "fedlens.data",
     {
-        "fashion-mnist-mini": "mini",
-        "fashion-mnist mnist cifar10 cifar100": "published",
+        "fashion-mnist-mini fashion-mnist mnist cifar10 cifar100": "published",
         "tiny-imagenet": "folders",
         "femnist omniglot": "handwriting",
         "inaturalist-user-120k inaturalist-geo-30k inaturalist-geo-3k": "store",

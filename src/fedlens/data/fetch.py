@@ -14,11 +14,21 @@ from typing import NamedTuple
 
 from fedlens.config.names import DATASETS
 from fedlens.config.options import did_you_mean
-from fedlens.data import mini, store
+from fedlens.data import store
 from fedlens.data.curation import SETS
 from fedlens.data.folders import tiny_imagenet_contents
 from fedlens.data.places import PLACED, Source, not_here, put_in_place, roots, to_be_placed
-from fedlens.data.published import PUBLISHED, Download, Form, Published, find, remedy
+from fedlens.data.published import (
+    MINI,
+    MINI_CONTENTS,
+    PUBLISHED,
+    Download,
+    Form,
+    Published,
+    find,
+    mini_content,
+    remedy,
+)
 from fedlens.storage.download import Cut, Unreachable, receive
 from fedlens.storage.locks import try_lock
 from fedlens.storage.reading import BadFile, digest_of, reading
@@ -103,8 +113,8 @@ def check(name: str, source: Source) -> list[tuple[str, str]]:
 
     A file without a published checksum is "readable" at best.
     """
-    if name == mini.NAME:
-        return [(f"{name}.npz", _state(mini.content, "ok"))]
+    if name == MINI:
+        return [(f"{name}.npz", _state(mini_content, "ok"))]
     if name in PLACED:
         folder, form = put_in_place(name, source)
         state = _state(lambda: DATASETS[name](source), "readable")
@@ -137,7 +147,7 @@ def _state(load: Callable[[], object], good: str) -> str:
 
 def listing(source: Source) -> list[Row]:
     """The named sets, the folder of each, and what is in it."""
-    rows = [Row(mini.NAME, "inside the package", mini.CONTENTS)]
+    rows = [Row(MINI, "inside the package", MINI_CONTENTS)]
     for name, entry in PUBLISHED.items():
         found = find(entry, roots(source))
         here = str(found.folder) if found and not found.missing else None
@@ -168,7 +178,7 @@ def here(source: Source) -> list[str]:
 
 def remedy_for(name: str) -> str:
     """Instructions for a set whose files are damaged or missing."""
-    if name == mini.NAME:
+    if name == MINI:
         return "install Fedlens again"
     if name in PLACED:
         return to_be_placed(name)
@@ -184,7 +194,7 @@ def _prepared(name: str, source: Source) -> list[Path]:
 
 def published(name: str) -> Published:
     """The entry called `name` in the catalogue; a ValueError if it cannot be fetched."""
-    if name == mini.NAME:
+    if name == MINI:
         raise ValueError(f"{name} is inside the package: there is nothing to fetch")
     if name in PLACED or name in SETS:
         raise ValueError(f"{name} cannot be fetched: {remedy_for(name)}")

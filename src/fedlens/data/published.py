@@ -1,19 +1,31 @@
-"""The published data sets: their files, addresses and class names, and how they are found."""
+"""The published data sets: their files, how these are found and read, and their class names."""
 
 from __future__ import annotations
 
+import functools
+import gzip
+import hashlib
+import importlib.resources
+import io
+import math
+import pickle
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedlens.core.federation import Dataset, Examples
-from fedlens.data import cifar, idx
+from fedlens.data import numpy_files
+from fedlens.data.arrays import Column, Pixels, examples
 from fedlens.data.places import Source, not_here, roots
-from fedlens.storage.reading import BadFile, reading
+from fedlens.storage import free_memory as memory
+from fedlens.storage.reading import MOST_UNPACKED, BadFile, reading
 
 
 @dataclass(frozen=True)
@@ -58,13 +70,161 @@ class Published:
         )
 
 
+UNSIGNED_BYTE = 0x08
+
+
+def read_idx(path: Path, ndim: int) -> NDArray[np.uint8]:
+    """The array of bytes in an idx file, which must have `ndim` dimensions."""
+    is_zipped = path.suffix == ".gz"
+    opened = gzip.GzipFile if is_zipped else Path.open
+    with reading(path), opened(path, "rb") as file:
+        head = file.read(4 + 4 * ndim)
+        if len(head) < 4 + 4 * ndim or head[:4] != bytes([0, 0, UNSIGNED_BYTE, ndim]):
+            raise BadFile(path, f"not an idx file of bytes in {ndim} dimensions")
+        shape = struct.unpack(f">{ndim}I", head[4:])
+        size = math.prod(shape)
+        most = path.stat().st_size * (MOST_UNPACKED if is_zipped else 1)
+        if not size or size > most:
+            why = "no examples" if not size else f"{most:,} bytes at the most, shorter than the"
+            raise BadFile(path, why if not size else f"{why} {size:,} it announces")
+        memory.demand(f"{path}", {"images": size}, "take a machine with more, or fewer images")
+        content = file.read(size + 1)
+    if len(content) != size:
+        said = "longer" if len(content) > size else f"{len(content):,} bytes, shorter"
+        raise BadFile(path, f"{said} than the {size:,} it announces")
+    return np.frombuffer(content, np.uint8).reshape(shape)
+
+
+def read_idx_folder(folder: Path, *, ending: str) -> tuple[Examples, Examples]:
+    """The training and test examples of MNIST's four files."""
+
+    def part(name: str) -> Examples:
+        images = folder / f"{name}-images-idx3-ubyte{ending}"
+        labels = folder / f"{name}-labels-idx1-ubyte{ending}"
+        pixels, numbers = read_idx(images, 3), read_idx(labels, 1)
+        if len(pixels) != len(numbers):
+            raise BadFile(labels, f"{len(numbers)} labels for {len(pixels)} images")
+        return examples(pixels, numbers)
+
+    return part("train"), part("t10k")
+
+
+PIXELS = 3 * 32 * 32
+
+
+class _Array:
+    """Replaces a NumPy array in a pickle: it takes bytes and a shape, and executes no code."""
+
+    def __init__(self, *_: object) -> None:
+        self.content: NDArray[np.uint8] = np.empty((0, PIXELS), np.uint8)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, kind, fortran, content = state
+        if not isinstance(kind, _Dtype) or fortran or not isinstance(content, bytes):
+            raise ValueError("not a plain array of bytes")
+        self.content = np.frombuffer(content, np.uint8).reshape(shape)
+
+
+class _Dtype:
+    """Replaces a NumPy dtype in a pickle, which must be uint8."""
+
+    def __init__(self, code: object, *_: object) -> None:
+        if code not in (b"u1", "u1"):
+            raise ValueError("an array of something else than bytes")
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+class _Unpickler(pickle._Unpickler):
+    """Reads dicts, lists, numbers, text and arrays of bytes, and refuses everything else.
+
+    It extends the unpickler written in Python: the one in C allocates as much memory as a file
+    claims to need.
+    """
+
+    allowed: Mapping[tuple[str, str], type] = {
+        ("numpy.core.multiarray", "_reconstruct"): _Array,
+        ("numpy", "ndarray"): _Array,
+        ("numpy", "dtype"): _Dtype,
+    }
+
+    def find_class(self, module: str, name: str) -> type:
+        if (module, name) not in self.allowed:
+            raise ValueError(f"it asks for {module}.{name}, which no CIFAR file needs")
+        return self.allowed[module, name]
+
+
+def read_pickle(path: Path, names: Sequence[str]) -> tuple[Pixels, list[Column]]:
+    """The pixels [N, 32, 32, 3] of one pickled batch, and its lists of labels by name."""
+    with reading(path):
+        batch = _Unpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        if not isinstance(batch, dict) or not isinstance(batch.get(b"data"), _Array):
+            raise BadFile(path, "it holds no array called data")
+        planes = batch[b"data"].content.reshape(-1, 3, 32, 32)
+        labels = [_numbers(batch.get(name.encode()), name) for name in names]
+    return planes.transpose(0, 2, 3, 1), _checked(path, len(planes), labels)
+
+
+def _numbers(given: object, name: str) -> Column:
+    if not isinstance(given, list) or not all(type(number) is int for number in given):
+        raise ValueError(f"its {name} are not a list of numbers")
+    return np.array(given, np.int64)
+
+
+def read_binary(path: Path, num_labels: int) -> tuple[Pixels, list[Column]]:
+    """The pixels and labels of one binary batch: records of `num_labels` label bytes and pixels."""
+    with reading(path):
+        content = np.frombuffer(path.read_bytes(), np.uint8)
+    record = num_labels + PIXELS
+    if len(content) % record:
+        raise BadFile(path, f"{len(content)} bytes is not a multiple of {record}")
+    records = content.reshape(-1, record)
+    planes = records[:, num_labels:].reshape(-1, 3, 32, 32)
+    labels = [records[:, i] for i in range(num_labels)]
+    return planes.transpose(0, 2, 3, 1), _checked(path, len(planes), labels)
+
+
+def _checked(path: Path, num_images: int, labels: list[Column]) -> list[Column]:
+    if not num_images:
+        raise BadFile(path, "no examples")
+    for column in labels:
+        if column.shape != (num_images,):
+            raise BadFile(path, f"{len(column)} labels for {num_images} images")
+    return labels
+
+
+def read_cifar_folder(
+    folder: Path, *, train: Sequence[str], test: Sequence[str], labels: Sequence[str], binary: bool
+) -> tuple[Examples, Examples]:
+    """The training and test examples, each read from one or more files.
+
+    The last list of labels gives the classes. If there are two, "coarse_labels" and "fine_labels",
+    both are kept, as the columns "coarse" and "fine".
+    """
+
+    def part(files: Sequence[str]) -> Examples:
+        paths = [folder / name for name in files]
+        batches = [
+            read_binary(path, len(labels)) if binary else read_pickle(path, labels)
+            for path in paths
+        ]
+        pixels = np.concatenate([pixels for pixels, _ in batches])
+        lists = zip(*(lists for _, lists in batches), strict=True)
+        columns = dict(zip(labels, map(np.concatenate, lists), strict=True))
+        kept = {name.removesuffix("_labels"): column for name, column in columns.items()}
+        return examples(pixels, columns[labels[-1]], kept if len(labels) > 1 else {})
+
+    return part(train), part(test)
+
+
 def idx_forms(folders: tuple[str, ...], downloads: tuple[Download, ...]) -> tuple[Form, ...]:
     """MNIST's four files, gzipped as they are downloaded, or unpacked."""
     zipped: dict[str, str | None] = {file.name: file.md5 for file in downloads}
     plain: dict[str, str | None] = {file.name.removesuffix(".gz"): None for file in downloads}
     return (
-        Form(folders, zipped, partial(idx.read_folder, ending=".gz")),
-        Form(folders, plain, partial(idx.read_folder, ending="")),
+        Form(folders, zipped, partial(read_idx_folder, ending=".gz")),
+        Form(folders, plain, partial(read_idx_folder, ending="")),
     )
 
 
@@ -139,7 +299,7 @@ def _cifar(
 ) -> Published:
     """A set in CIFAR's two forms: folders of Python's files, with md5 sums, and of binary files."""
     binary = [tuple(f"{file}.bin" for file in part) for part in (train, test)]
-    read = partial(cifar.read_folder, labels=labels)
+    read = partial(read_cifar_folder, labels=labels)
     forms = (
         Form(folders[:1], files, partial(read, train=train, test=test, binary=False)),
         Form(
@@ -215,6 +375,12 @@ CIFAR100 = _cifar(
     archive=Download("cifar-100-python.tar.gz", 169001437, "eb9058c3a382ffc7106e4002c42a8d85"),
 )
 
+# Inside the package, so that runs need no files: a balanced tenth of Fashion-MNIST. Its MIT licence
+# is in the same folder; tools/make_mini.py makes it.
+MINI = "fashion-mnist-mini"
+MINI_SHA256 = "dbf491042f9bdebd4b2674d2c9e977868b0b456acafd75c06296b5b55988b513"
+MINI_CONTENTS = "6,000 + 1,000 images, 28×28, 10 classes"
+
 PUBLISHED = {entry.name: entry for entry in (FASHION_MNIST, MNIST, CIFAR10, CIFAR100)}
 
 
@@ -247,7 +413,7 @@ def _is_another(entry: Published, form: Form, folder: Path) -> bool:
     others = {e.first_test_labels for e in PUBLISHED.values() if e.name != entry.name} - {()}
     names = [name for name in form.files if name.startswith("t10k-labels")]
     try:
-        return any(tuple(idx.read(folder / name, 1)[:10].tolist()) in others for name in names)
+        return any(tuple(read_idx(folder / name, 1)[:10].tolist()) in others for name in names)
     except ValueError:
         return False  # an unreadable file is reported when it is loaded
 
@@ -277,6 +443,29 @@ def load(entry: Published, source: Source) -> Dataset:
         ) from error
     with reading(folder, f"fetch it again with `fedlens data get {entry.name}`"):
         return Dataset(entry.name, train, test, entry.classes, entry.mean, entry.std)
+
+
+def fashion_mnist_mini(_source: Source) -> Dataset:
+    """600 training and 100 test images of each class of Fashion-MNIST, inside the package."""
+    return _mini()
+
+
+@functools.cache
+def _mini() -> Dataset:
+    """The data set, cached in the process: unpacking it takes as long as a small run."""
+    arrays = numpy_files.read(io.BytesIO(mini_content()), MINI)
+    train, test = (numpy_files.part(arrays, part, MINI) for part in ("train", "test"))
+    entry = FASHION_MNIST
+    return Dataset(MINI, train, test, entry.classes, entry.mean, entry.std)
+
+
+def mini_content() -> bytes:
+    """The bytes of the file, after a check of their hash."""
+    file = importlib.resources.files("fedlens.data") / "files" / f"{MINI}.npz"
+    content = file.read_bytes()
+    if hashlib.sha256(content).hexdigest() != MINI_SHA256:
+        raise ValueError(f"{file} is damaged: install fedlens again")
+    return content
 
 
 def fashion_mnist(source: Source) -> Dataset:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedlens.config.own_code import place_of_error
 from fedlens.data import Source
-from fedlens.data.mini import fashion_mnist_mini
+from fedlens.data.published import fashion_mnist_mini
 from fedlens.deploy.classifier import Classifier
 from fedlens.storage.files import write_atomically
 from fedlens.storage.reading import reason
