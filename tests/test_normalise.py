@@ -1,6 +1,7 @@
 """What images are normalised by, before a model sees them."""
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +43,7 @@ def described(dataset: fl.Dataset, normalise: Any) -> fl.Experiment:
         ("dataset", [0.3] * 3, [0.2] * 3),
         ("imagenet", *IMAGENET),
         ("none", [0.0] * 3, [1.0] * 3),
+        ({"mean": 0.5, "deviation": [0.5, 0.25, 0.2]}, [0.5] * 3, [0.5, 0.25, 0.2]),
     ],
 )
 def test_a_model_sees_images_as_normalise_says(normalise, mean, std, tmp_path):
@@ -78,6 +80,21 @@ def test_images_that_cannot_be_normalised_so_are_refused():
     floats = replace(whole.train, images=whole.train.images.float())
     with pytest.raises(ValueError, match="floats"):
         build(described(replace(whole, train=floats, test=floats), "none"))
+
+
+def test_constants_that_fit_no_image_are_refused():
+    for mean, deviation, key in (
+        (0.5, 0.0, "deviation"),
+        ([], 1.0, "mean"),
+        (math.inf, 1.0, "mean"),
+        ([0.5, 0.5], 1.0, "mean"),
+    ):
+        with pytest.raises(ValueError, match=f"normalise.{key}"):
+            build(described(bytes_of_classes(), {"mean": mean, "deviation": deviation}))
+    one = described(bytes_of_classes(), {"mean": 0.5, "deviation": [0.5, 0.5, 0.5]})
+    assert fl.Experiment.of(replace(one, dataset="cifar10", model="linear").plain()) == replace(
+        one, dataset="cifar10", model="linear"
+    )
 
 
 def test_sites_of_a_fleet_normalise_as_the_experiment_says(tmp_path):

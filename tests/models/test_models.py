@@ -29,6 +29,9 @@ SIZES = [
     ("vgg11", (3, 224, 224), {}, 128_807_306),
     ("vgg11", (3, 32, 32), {"pool": 1}, 28_144_010),
     ("pfl-cnn", (3, 32, 32), {}, 1_626_442),
+    ("opacus-cnn", (1, 28, 28), {}, 26_010),
+    ("tanh-cnn", (1, 28, 28), {}, 26_010),
+    ("tanh-vgg", (3, 32, 32), {}, 550_570),
     ("lenet5", (1, 28, 28), {}, 61_706),
     ("lenet5", (1, 32, 32), {}, 61_706),
     ("simple-cnn", (3, 32, 32), {}, 62_006),
@@ -99,6 +102,19 @@ def test_pfl_cnn_starts_from_xavier_weights_and_zero_biases():
     largest = model.fc1.weight.abs().max().item()
     assert 0.99 * bound < largest <= bound
     assert [m.p for m in model.modules() if isinstance(m, nn.Dropout)] == [0.25, 0.5]
+
+
+def test_tanh_vgg_starts_from_he_normal_and_glorot_weights():
+    torch.default_generator.manual_seed(0)
+    model = build("tanh-vgg")
+    for name, p in model.named_parameters():
+        inputs, outputs = p[0].numel(), len(p)
+        if name.endswith("bias"):
+            assert not p.any()
+        elif p.ndim == 4:
+            assert p.std().item() == pytest.approx((2 / inputs) ** 0.5, rel=0.1)
+        else:
+            assert 0.98 < p.abs().max().item() / (6 / (inputs + outputs)) ** 0.5 <= 1
 
 
 @pytest.mark.parametrize("name", QUICK)

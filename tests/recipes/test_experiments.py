@@ -42,6 +42,7 @@ def test_how_images_are_normalised_is_always_said(run):
         ("dataset", "normalised by the data set"),
         ("imagenet", "normalised as ImageNet's"),
         ("none", "not normalised"),
+        ({"mean": 0.5, "deviation": 0.5}, "normalised by a mean of 0.5 and a deviation of 0.5"),
     ):
         assert f"data cifar10, images {words};" in table(run, a=of("linear", normalise=how)).caption
 

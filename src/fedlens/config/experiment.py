@@ -52,6 +52,7 @@ from fedlens.config.sections import (
 )
 from fedlens.config.sections import Between as Between
 from fedlens.config.sections import Clients as Clients
+from fedlens.config.sections import Constants as Constants
 from fedlens.config.sections import Evaluate as Evaluate
 from fedlens.config.sections import LocalTraining as LocalTraining
 from fedlens.config.sections import Privacy as Privacy
@@ -115,10 +116,11 @@ class Experiment:
     loss: Given[Name, Named] = default(Named("cross_entropy"))
     """what a client minimises for an example: see [Local training](#local-training). `test_loss` is
     of the same loss"""
-    normalise: Literal["dataset", "imagenet", "none"] = "dataset"
+    normalise: OrTable[Literal["dataset", "imagenet", "none"] | Constants] = default("dataset")
     """what images are normalised by, channel by channel. `dataset`: the mean and deviation of the
     data set. `imagenet`: those of ImageNet, which torchvision's `weights` were trained with.
-    `none`: nothing, so that they are 0 to 1"""
+    `none`: nothing, so that they are 0 to 1. `{ mean = 0.5, deviation = 0.5 }`: these, which may be
+    lists of a number a channel"""
     augment: OrTable[Augment] = default(Augment())
     outputs: Count | None = None
     """outputs of the model's head; without it, the number of classes"""

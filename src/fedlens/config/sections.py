@@ -99,6 +99,34 @@ class Between:
 
 
 @dataclass(frozen=True)
+class Constants:
+    """What images of 0 to 1 are normalised by: a number for all channels, or one for each."""
+
+    mean: float | tuple[float, ...]
+    deviation: float | tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        settle(self, "normalise.")
+        for key, value in vars(self).items():
+            numbers = value if isinstance(value, tuple) else (value,)
+            fits = bool(numbers) and all(map(math.isfinite, numbers))
+            fits = fits and (key == "mean" or min(numbers) > 0)
+            least = " above 0" * (key == "deviation")
+            demand(fits, f"normalise.{key}", value, f"give a number{least}, or one a channel")
+
+    def of(self, channels: int) -> list[tuple[float, ...]]:
+        """Mean and deviation of each channel."""
+        found = [
+            value if isinstance(value, tuple) else (value,) * channels
+            for value in (self.mean, self.deviation)
+        ]
+        for key, value in zip(("mean", "deviation"), found, strict=True):
+            remedy = f"the images have {channels} channels: give a number for each, or one for all"
+            demand(len(value) == channels, f"normalise.{key}", list(value), remedy)
+        return found
+
+
+@dataclass(frozen=True)
 class LocalTraining:
     epochs: OrTable[Annotated[int | float, Bounds(above=0)] | Between] = default(1)
     """how often a client goes through its examples in a round: parts of epochs and ranges, too, see

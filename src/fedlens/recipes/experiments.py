@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedlens.config.experiment import Experiment, Named
+from fedlens.config.experiment import Constants, Experiment, Named
 from fedlens.config.names import MODELS
 from fedlens.data.augment import Augment
 from fedlens.recipes.recipe import Results
@@ -59,7 +59,7 @@ def _described(name: str, runs: Sequence[Run]) -> list[str]:
     layers = f", the last {cell.train_last} layers" if cell.train_last else ""
     return [
         name,
-        f"{_named(cell.dataset)}, {NORMALISED[cell.normalise]}",
+        f"{_named(cell.dataset)}, {_normalised(cell)}",
         _augmentation(cell),
         f"{_named(cell.model)}{outputs}{layers}",
         _start(runs[0]),
@@ -71,6 +71,13 @@ def _described(name: str, runs: Sequence[Run]) -> list[str]:
         f"{cell.rounds:,}",
         "; ".join(dict.fromkeys(_computed(run) for run in runs)),
     ]
+
+
+def _normalised(cell: Experiment) -> str:
+    given = cell.normalise
+    if isinstance(given, Constants):
+        return f"images normalised by a mean of {given.mean} and a deviation of {given.deviation}"
+    return NORMALISED[given]
 
 
 def _augmentation(cell: Experiment) -> str:

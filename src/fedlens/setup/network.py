@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from fedlens.config.experiment import Experiment, Named
+from fedlens.config.experiment import Constants, Experiment, Named
 from fedlens.config.names import MODELS
 from fedlens.config.options import call, expect, find
 from fedlens.core import keys
@@ -74,15 +74,19 @@ MeanAndStd = tuple[tuple[float, ...] | None, tuple[float, ...] | None]
 
 def normalisation(experiment: Experiment, dataset: Dataset) -> MeanAndStd:
     """The mean and the std by which each channel of an image in [0, 1] is normalised."""
-    if experiment.normalise == "dataset":
+    given = experiment.normalise
+    if given == "dataset":
         return dataset.mean, dataset.std
     if dataset.train.images.is_floating_point():
         raise ValueError(
-            f'normalise is "{experiment.normalise}", but the images of {dataset.name} are floats, '
-            "which are used as they are: leave normalise out"
+            f"normalise is {given!r}, but the images of {dataset.name} are floats, which are used "
+            "as they are: leave normalise out"
         )
-    if experiment.normalise == "none":
+    if given == "none":
         return None, None
+    if isinstance(given, Constants):
+        mean, deviation = given.of(dataset.shape[0])
+        return mean, deviation
     if dataset.shape[0] != len(IMAGENET[0]):
         shape = "×".join(map(str, dataset.shape))
         raise ValueError(
