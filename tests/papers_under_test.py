@@ -133,6 +133,10 @@ ALGORITHMS = {
     "liadmm": compose(PLAIN, liadmm(gamma=0.1)),
     "liadmm, trained": compose(BASE, liadmm(gamma=0.1, local="training", dual="epoch")),
     "liadmm, sampled": compose(PLAIN, liadmm(gamma=0.1, average="sampled", dual_weight=0.5)),
+    "liadmm, stale": compose(
+        BASE,
+        liadmm(0.1, "training", average="sampled", upload="before", first_dual=0.5),
+    ),
     "celiadmm": compose(PLAIN, celiadmm(gamma=0.1, k0=3)),
     "admm": compose(BASE, admm(rho=0.1)),
     "ceadmm": compose(BASE, ceadmm(rho=0.1, k0=2)),

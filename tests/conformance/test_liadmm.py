@@ -284,6 +284,44 @@ def test_weights_of_the_dual_in_the_average_may_differ_from_the_primals():
         close(row, x, 1e-10)
 
 
+def test_uploads_of_before_the_step_are_the_states_of_the_round_before():
+    """x = sum of n_i (x_i + u_i) / n over the cohort, of when each of them last took part."""
+    problem = some(5)
+    stale = liadmm(0.2, local="training", average="sampled", upload="before")
+    x, u, z = problem.start, torch.zeros_like(problem.a), problem.start.repeat(5, 1)
+    trained = set()
+    for state, _ in follow(compose(plain(2, 0.2), stale), problem, 12):
+        cohort = _cohort(problem, 2, state.round - 1)
+        shares = problem.shares[cohort] / problem.shares[cohort].sum()
+        averaged = (shares * z[cohort]).sum(0)
+        moved = -0.2 * problem.slopes(x)[cohort]
+        z[cohort], u[cohort] = x + 2 * moved - u[cohort], moved
+        x = averaged
+        trained |= set(cohort)
+        close(state.params["w"], x, 1e-9)
+    assert len(trained) == 5
+
+
+def test_the_model_after_a_first_round_of_stale_uploads_is_the_initial_one():
+    base = Algorithm(Uniformly(3), Epochs(2, 8), solve=Sgd(0.1))
+    stale = liadmm(0.1, local="training", average="sampled", upload="before")
+    found = train(compose(base, stale), rounds=1)
+    assert_equal(found=found.params, expected=train(base, rounds=0).params)
+
+
+def test_random_first_duals_are_forgotten_after_a_clients_first_round():
+    """u_i = D, whatever it was, and z_i = x + 2 D - u_i: only the first upload has it."""
+    problem = some(3)
+    random = liadmm(0.2, local="training", average="sampled", first_dual=2.0)
+    ((state, _),) = follow(compose(plain(3, 0.2), random), problem, 1)
+    moved = -0.2 * problem.slopes(problem.start)
+    u, z = (torch.stack([state.clients.rows[k][n]["w"] for k in range(3)]) for n in ("dual", "z"))
+    close(u, moved, 1e-9)
+    drawn = (problem.start + 2 * moved - z) / problem.start.square().mean().sqrt()
+    assert len(set(drawn.flatten().tolist())) == 9, "each client has its own"
+    assert 1 < float(drawn.std()) < 4
+
+
 def test_buffers_go_by_examples():
     federation = noisy_images([12, 20, 8])
     base = Algorithm(Uniformly(2), Epochs(1, 1000), solve=Sgd(0.1))
@@ -298,6 +336,10 @@ def test_what_cannot_work_is_refused():
     base = plain(2, 0.1)
     with pytest.raises(ValueError, match="it needs local"):
         compose(base, liadmm(dual="step"))
+    with pytest.raises(ValueError, match="sampled"):
+        compose(base, liadmm(local="training", upload="before"))
+    with pytest.raises(ValueError, match="first_dual"):
+        compose(base, liadmm(first_dual=1.0))
     with pytest.raises(ValueError, match="gamma is 0"):
         compose(base, liadmm(gamma=0.0))
     with pytest.raises(ValueError, match="k0"):

@@ -8,61 +8,25 @@ the dual's, between two communications; with k0 = 1 it is `liadmm`.
 
 Paper 4 trains nets with it and fails on non-iid data. We could not obtain its public notebook: the
 options of `liadmm` besides gamma, each off by default, are the readings that could explain this.
+
+Algorithm 4 uploads x_i and pi_i *before* the local update. If all clients take part, that is just
+another way to count rounds. Of a cohort S it averages *stale* states: z_i = x_i + u_i of the last
+round that client i took part in, and z_i = x^0 before its first. So with `upload = "before"` the
+model after round t is x^t = sum of n_i z_i over S_t / sum of n_i over S_t, while S_t trains on
+x^(t-1). x^1 is the initial model and, if a tenth takes part, 0.9^(t-1) of x^t is untrained.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Literal
-
-from torch import Tensor
 
 from fedlens.algorithm import Algorithm, at_least, paper, same
 from fedlens.algorithm.pieces import WHOLE_EPOCHS, ByExamples, Epochs, GradientDescent, Sgd
-from fedlens.algorithm.pieces.consensus import Consensus, change
-from fedlens.algorithm.slots import Solve, Wraps
+from fedlens.algorithm.pieces.consensus import Consensus
+from fedlens.algorithm.pieces.readings import DualApplied, SendReading, not_begun
+from fedlens.algorithm.slots import Solve
 from fedlens.algorithms.admm import consensus
-from fedlens.core import Local, Memory, Number, Tree, Upload, is_on, per_row, tree_map
-
-
-@dataclass(frozen=True)
-class DualApplied(Wraps):
-    """`inner`, with u subtracted from the parameters after every pass, or every step.
-
-    The end of a pass follows from the client's size: it may stop after some of its passes.
-    """
-
-    inner: Solve
-    batch_size: int | None  # None: every step
-
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, local: Local
-    ) -> tuple[Tree, Memory]:
-        params, memory = self.inner.update(grads, memory, params, local)
-        for name, v in params.items():
-            ends = 1.0 if self.batch_size is None else per_row(self._ends(local).to(v), v)
-            v.sub_(local.memory["dual"][name] * ends)
-        return params, memory
-
-    def _ends(self, local: Local) -> Tensor:  # [C]
-        assert self.batch_size is not None and local.step is not None
-        per_pass = (local.facts.size + self.batch_size - 1) // self.batch_size
-        return (local.step + 1) % per_pass.clamp(min=1) == 0
-
-
-@dataclass(frozen=True)
-class SendReading:
-    """What `liadmm` sends under one of the readings of paper 4."""
-
-    subtract: bool  # whether u is subtracted once, after local training
-    average: Literal["all", "sampled"]
-    dual_weight: Number
-
-    def __call__(self, local: Local) -> Upload:
-        u = local.memory["dual"]
-        primal = tree_map(lambda v, d: v - d, local.params, u) if self.subtract else local.params
-        gap = {name: v - local.anchor[name] for name, v in primal.items()}
-        dual = {name: d + gap[name] for name, d in u.items()}
-        z_old = local.anchor if self.average == "sampled" else local.memory["z"]
-        return change(local, primal, gap, dual, z_old, float(self.dual_weight))
+from fedlens.core import Number, is_on
 
 
 def _gamma(base: Algorithm, gamma: Number | None, name: str) -> Number:
@@ -102,6 +66,8 @@ def liadmm(
     dual: Literal["once", "epoch", "step"] = "once",
     average: Literal["all", "sampled"] = "all",
     dual_weight: Number = 1.0,
+    upload: Literal["after", "before"] = "after",
+    first_dual: float = 0.0,
 ) -> Algorithm:
     """Agree by linearised ADMM: one full-batch step a round.
 
@@ -111,8 +77,22 @@ def liadmm(
         dual: with training, when u is subtracted: once at the end, every epoch, or every step.
         average: `sampled` averages over the clients of the round, not over all clients' last z_i.
         dual_weight: the dual's weight in the average, relative to the primal's.
+        upload: `before` sends the state before the local step, as Algorithm 4 does (sampled only).
+        first_dual: u_i at first is normal, with so many times the size of the initial weights.
     """
     step = _gamma(base, gamma, "liadmm")
+    if upload == "before" and average == "all":
+        raise ValueError('liadmm: upload is "before": it needs average = "sampled"')
+    at_least(first_dual, 0, "liadmm: first_dual")
+    if first_dual and (local, dual) != ("training", "once"):
+        raise ValueError('liadmm: first_dual needs local = "training" and dual = "once"')
+    reading = partial(
+        SendReading,
+        average=average,
+        dual_weight=dual_weight,
+        before=upload == "before",
+        first_dual=first_dual,
+    )
     if local == "gradient":
         _refuse_ignored(base, "liadmm")
         if dual != "once":
@@ -121,14 +101,16 @@ def liadmm(
         amended = consensus(_passes(base, 1, "liadmm"), solve, 1 / step)
         if average == "all" and same(dual_weight, 1.0):
             return amended
-        amended = replace(amended, upload=SendReading(False, average, dual_weight))
+        amended = replace(amended, upload=reading(False))
     else:
         if not isinstance(base.draw, Epochs):
             raise ValueError(f"liadmm: training needs epochs: {WHOLE_EPOCHS}")
         batch_size = base.draw.batch_size if dual == "epoch" else None
         solve = base.solve if dual == "once" else DualApplied(base.solve, batch_size)
         amended = consensus(base, solve, 1 / step)
-        amended = replace(amended, upload=SendReading(dual == "once", average, dual_weight))
+        amended = replace(amended, upload=reading(dual == "once"))
+        if first_dual:
+            amended = replace(amended, memory={**amended.memory, "begun": not_begun})
     return replace(amended, weigh=ByExamples()) if average == "sampled" else amended
 
 

@@ -101,14 +101,14 @@ def change(
     norms = [torch.linalg.vector_norm(t.flatten(1), dim=1) for t in gap.values()]
     return replace(
         plain,
-        update=plain.update | {name: _minus(t, z_old[name]) for name, t in z.items()},
+        update=plain.update | {name: minus(t, z_old[name]) for name, t in z.items()},
         keep={"dual": dual, "z": z},
         scalars={"primal_residual": torch.stack(norms).square().sum(0)},
         tracks=("z",),
     )
 
 
-def _minus(z: Tensor, z_old: Tensor) -> Tensor:
+def minus(z: Tensor, z_old: Tensor) -> Tensor:
     """The difference in the precision of z, in which it is sent; float64."""
     return z.to(torch.float64, copy=True).sub_(z_old).to(z.dtype).double()
 
