@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fedlens.config.experiment import Experiment, Named
+from fedlens.config.experiment import Experiment
 from fedlens.config.names import DATASETS
 from fedlens.recipes import RECIPES, slug
 from fedlens.recipes.hsu2020 import tables
@@ -132,22 +132,21 @@ def test_no_title_of_a_figure_would_be_cut(name):
 
 @pytest.mark.parametrize("name", INDEX)
 def test_stored_runs_have_the_settings_of_their_cells(name):
-    """Apart from seeds, and keys that there were not yet."""
+    """Apart from seeds; keys that there were not yet have their defaults."""
     recipe, results = restored(name)
     recipe = with_settings(recipe, settings_of(name))
     unlike = {"seed"}
     if name in SHORTER:
         unlike |= {"rounds", "evaluate.at"}
-    defaults = Experiment(dataset=Named("mnist"), model=Named("linear"), rounds=1)
-    before = settings(defaults.plain())
     for cell, runs in results.runs.items():
         wanted = settings(recipe.cells[cell].plain())
         for run in runs:
             found = settings(run.experiment)
-            assert found.keys() <= wanted.keys(), run.folder
+            filled = settings(Experiment.of(run.experiment).plain())
+            assert found.keys() <= filled.keys() == wanted.keys(), run.folder
             assert found["rounds"] <= wanted["rounds"], run.folder
             for key in wanted.keys() - unlike:
-                assert wanted[key] == found.get(key, before.get(key)), (run.folder, key)
+                assert wanted[key] == filled[key], (run.folder, key)
 
 
 def test_stored_runs_laid_out_as_folders_are_packed_again_to_the_same_bytes(tmp_path):
