@@ -272,7 +272,11 @@ class Combine(Protocol):
     uses_shares: ClassVar[bool] = True
     sums_params: ClassVar[bool] = False
     reads_cohort: ClassVar[bool] = True  # whether it reads more of the clients than their updates
-    at_server: ClassVar[bool] = False  # whether it draws or remembers: see `update`
+
+    @property
+    def at_server(self) -> bool:
+        """Whether it draws or remembers: it then defines `update`, and not `__call__`."""
+        return type(self).update is not Combine.update
 
     @property
     def fewest(self) -> int:
@@ -283,7 +287,8 @@ class Combine(Protocol):
         """Raise a ValueError for a model that lacks what this needs."""
         return
 
-    def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree: ...
+    def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
+        raise AssertionError(f"{type(self).__name__} is called by `update`, or has neither")
 
     def init(self, params: Tree) -> Memory:
         """What it remembers before the first round."""
@@ -300,7 +305,7 @@ class Combine(Protocol):
     ) -> tuple[Tree, Memory]:
         """The combined update, and what to remember until the next round.
 
-        If `at_server`, this is all that is called, once, with all uploads and the round's key.
+        If it is defined, it alone is called, once, with all uploads and the round's key.
         """
         return self(updates, shares, cohort, layout), memory
 

@@ -24,7 +24,6 @@ class Bucketing(Combine):
     size: int
     uses_shares: ClassVar[bool] = False
     reads_cohort: ClassVar[bool] = False
-    at_server: ClassVar[bool] = True
 
     @property
     def fewest(self) -> int:
@@ -35,9 +34,6 @@ class Bucketing(Combine):
 
     def init(self, params: Tree) -> Memory:
         return self.inner.init(params)
-
-    def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
-        raise AssertionError("it is called with the round's key, by `update`")
 
     def update(
         self,

@@ -25,13 +25,9 @@ class CentredClipping(Combine):
     iterations: int
     uses_shares: ClassVar[bool] = False
     reads_cohort: ClassVar[bool] = False
-    at_server: ClassVar[bool] = True
 
     def init(self, params: Tree) -> Memory:
         return {"centre": {name: torch.zeros_like(p).double() for name, p in params.items()}}
-
-    def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
-        raise AssertionError("it is called with what it remembers, by `update`")
 
     def update(
         self,
