@@ -427,11 +427,15 @@ def fedprox(scale: Scale) -> Recipe:
 
 
 LITERAL = "equations 4.4 to 4.6"
+SAMPLED = {"local": "training", "average": "sampled"}
 READINGS: dict[str, dict[str, Any]] = {
     LITERAL: {},
     "dual once": {"local": "training"},
     "dual every step": {"local": "training", "dual": "step"},
     "dual every step, sampled": {"local": "training", "dual": "step", "average": "sampled"},
+    "dual once, sampled": SAMPLED,
+    "sent before training, sampled": {**SAMPLED, "upload": "before"},
+    "sent before training, random duals": {**SAMPLED, "upload": "before", "first_dual": 1.0},
 }
 """What the report may have run: it states that gamma = lr, and that the rest is as for FedAvg.
 
@@ -445,7 +449,7 @@ def liadmm(scale: Scale) -> Recipe:
     keys: dict[str, tuple[str, Split, str]] = {}
     for form in FORMS:
         for split in SPLITS:
-            for reading in list(READINGS)[: scale.pick(3, 4, 4)]:
+            for reading in list(READINGS)[: scale.pick(3, 4, 7)]:
                 whole = reading if reading == LITERAL else f"ten epochs, {reading}"
                 keys[f"{split}, {whole}{f', {OURS}' * (form == OURS)}"] = (form, split, reading)
 
