@@ -23,12 +23,15 @@ from fedlens.algorithm.pieces.optimizers import Adam
 from fedlens.algorithm.private import with_privacy
 from fedlens.algorithm.slots import ExampleWeight, Solve, Wraps
 from fedlens.algorithms.admm import admm, ceadmm, fedadmm
+from fedlens.algorithms.apfl import apfl
 from fedlens.algorithms.bucketing import bucketing
 from fedlens.algorithms.centred_clipping import centred_clipping
 from fedlens.algorithms.clip import clip
+from fedlens.algorithms.ditto import ditto
 from fedlens.algorithms.fedasync import fedasync
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedavgm import fedavgm
+from fedlens.algorithms.fedbabu import fedbabu
 from fedlens.algorithms.fedbn import fedbn
 from fedlens.algorithms.fedbuff import fedbuff
 from fedlens.algorithms.fedcm import fedcm
@@ -39,12 +42,18 @@ from fedlens.algorithms.fedns import fedns
 from fedlens.algorithms.fedopt import fedadagrad, fedadam, fedyogi
 from fedlens.algorithms.fedper import fedper
 from fedlens.algorithms.fedprox import fedprox
+from fedlens.algorithms.fedrep import fedrep
 from fedlens.algorithms.fedvc import fedvc
+from fedlens.algorithms.fine_tune import fine_tune
 from fedlens.algorithms.krum import krum
 from fedlens.algorithms.lambda_sum import lambda_sum
 from fedlens.algorithms.lastfc import lastfc
+from fedlens.algorithms.lg_fedavg import lg_fedavg
 from fedlens.algorithms.liadmm import celiadmm, liadmm
+from fedlens.algorithms.local_only import local_only
 from fedlens.algorithms.median import median
+from fedlens.algorithms.per_fedavg import per_fedavg
+from fedlens.algorithms.pfedme import pfedme
 from fedlens.algorithms.qfedavg import qfedavg
 from fedlens.algorithms.quantize import quantize
 from fedlens.algorithms.scaffold import scaffold
@@ -162,6 +171,19 @@ ALGORITHMS = {
     "fedbn": compose(BASE, fedbn()),
     "fedper": compose(BASE, fedper()),
     "fedper x fedavgm": compose(PLAIN, fedper(), fedavgm(0.9), quantize(bits=8)),
+    "fedrep": compose(BASE, fedrep(head_epochs=1)),
+    "fedbabu": compose(BASE, fedbabu()),
+    "lg-fedavg x median": compose(BASE, lg_fedavg(), median()),
+    "local-only": compose(BASE, local_only()),
+    "fine-tune x fedprox": compose(BASE, fine_tune(), fedprox(0.1)),
+    "ditto": compose(BASE, ditto(0.5)),
+    "ditto x fedprox x fedavgm": compose(
+        PLAIN, ditto(0.5), fedprox(0.1), fedavgm(0.9), quantize(bits=8)
+    ),
+    "apfl": compose(BASE, apfl()),
+    "pfedme": compose(PLAIN, pfedme(lambda_=5.0, k=2)),
+    "per-fedavg": compose(BASE, per_fedavg(alpha=0.1)),
+    "per-fedavg, hessian-free": compose(BASE, per_fedavg(alpha=0.1, delta=0.01)),
     "fedcm": compose(PLAIN, fedcm(alpha=0.3)),
     "fedcm with weight decay": compose(DECAYED, fedcm(alpha=0.5)),
     "clip": compose(BASE, clip(norm=0.5)),

@@ -136,7 +136,14 @@ DRAWS_BY_NUMBER = ("fedvc", "quantize", "fedbuff", "fedasync", "bucketing")
 def test_no_algorithm_cares_how_clients_are_numbered(name):
     """All of them take part, with full batches, for three rounds."""
     problem, order = some(7), torch.tensor([4, 2, 6, 0, 5, 3, 1])
-    if name in ("lastfc", "fedns", "fedper"):  # which need a model with a last layer
+    if name in (
+        "lastfc",
+        "fedns",
+        "fedper",
+        "fedrep",
+        "fedbabu",
+        "lg-fedavg",
+    ):  # which need a model with a last layer
         whole = noisy_images([12] * 7)
         members = [whole.everyone(0).members(client) for client in order.tolist()]
         split = Fixed(Holdings.of(members))

@@ -357,6 +357,7 @@ def test_noise_is_calibrated_to_the_epsilon_that_is_asked_for(privacy, delta):
 COMPOSES = {
     *("fedavg", "lambda-sum", "fedprox", "fedavgm", "admm", "ceadmm", "fedadam", "fedyogi"),
     *("fedadagrad", "fedper", "fedbn", "liadmm", "celiadmm", "clip", "quantize", "top-k"),
+    *("fine-tune", "lg-fedavg", "fedrep", "fedbabu", "ditto", "apfl", "pfedme", "per-fedavg"),
 }
 NEEDED: dict[str, dict[str, Any]] = {"fedvc": {"size": 32}}
 

@@ -31,10 +31,11 @@ PAPERS = {
 }
 
 
+KEEPS = {"fedper", "fedrep", "fedbabu", "lg-fedavg", "local-only"}  # layers
 ADAM = 'batch_size = 8, lr = 0.01, optimizer = "adam", clip = 1.0, reset = false'
 
 
-@pytest.mark.parametrize("paper", [*(name for name in PAPERS if name != "fedper"), "adam, kept"])
+@pytest.mark.parametrize("paper", [*PAPERS.keys() - KEEPS, "adam, kept"])
 def test_a_fleet_ends_with_the_bytes_of_the_simulation(paper, tmp_path):
     path = write_experiment(tmp_path, PAPERS.get(paper, PAPERS["fedavg"]))
     if paper == "adam, kept":
@@ -63,7 +64,8 @@ def test_a_fleet_ends_with_the_bytes_of_the_simulation(paper, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("paper", "norm"), [("fedbn", "shared"), ("scaffold", "local"), ("fedper", "shared")]
+    ("paper", "norm"),
+    [("scaffold", "local"), *((name, "shared") for name in ("fedbn", "fedper", "ditto", "apfl"))],
 )
 def test_a_site_goes_on_with_layers_of_its_own(paper, norm, tmp_path):
     """And tests the model with them."""

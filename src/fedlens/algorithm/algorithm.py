@@ -16,6 +16,7 @@ from fedlens.algorithm.pieces import (
     ByExamples,
     Epochs,
     Objective,
+    OwnModel,
     Sgd,
     Uniformly,
     WeightedSum,
@@ -204,6 +205,11 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
             if same(getattr(amended, slot), getattr(base, slot)):
                 continue
             before = refilled.get(slot)
+            if slot == "personal" and base.personal is not None and not before:
+                raise ValueError(
+                    f"{amendment.name}: clients keep normalisation layers already: set "
+                    'norm = "shared"'
+                )
             if before and not (slot == "combine" and wraps(amended.combine, base.combine)):
                 raise ValueError(
                     f"{before} and {amendment.name} both refill `{slot}`: leave one out"
@@ -221,7 +227,8 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
             f"{refilled.get('select', 'select')} may draw a client twice, and one that trains "
             "cannot start again in asynchronous rounds: draw without replacement"
         )
-    if base.personal is not None and not base.personal.averaged:
+    own = base.personal
+    if own is not None and not (own.averaged or own.beside):
         for more, what in (
             (base.objective.penalties, "pulls all layers towards the server's model"),
             (base.tell or base.memory, "sends or keeps more than an update, of all layers"),
@@ -231,6 +238,12 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
                     f"{refilled['personal']} keeps layers at the clients, and another of "
                     f"{', '.join(names)} {what}: leave one out"
                 )
+    at_server = {*refilled} & {"upload", "weigh", "combine", "advance", "pace"} or base.channel
+    if isinstance(own, OwnModel) and at_server:
+        raise ValueError(
+            f"{refilled['personal']} sends nothing, and another of {', '.join(names)} is about "
+            "what clients send: leave one out"
+        )
     if "weigh" in refilled and not base.combine.uses_shares:
         ignoring = refilled.get("combine", type(base.combine).__name__)
         raise ValueError(

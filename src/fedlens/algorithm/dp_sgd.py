@@ -64,6 +64,11 @@ def check_protected(algorithm: Algorithm) -> None:
             f"{WHAT} covers gradients alone, and clients would send their {', '.join(facts)}: "
             "leave out what needs them (fedir without p, fedns, lastfc)"
         )
+    if solve.reads_batch:
+        raise ValueError(
+            f"{WHAT}: {type(solve).__name__} reads gradients of a second model, which have no "
+            "noise: choose another algorithm"
+        )
     if isinstance(whole := _innermost(solve), GradientDescent | Probed):
         raise ValueError(
             f"{WHAT} needs steps that count alike, and {type(whole).__name__} goes through all "

@@ -24,6 +24,7 @@ from fedlens.algorithm.pieces import (
     Constant,
     Cyclic,
     Equally,
+    OwnModel,
     Poisson,
     Uniformly,
     WeightedSum,
@@ -122,6 +123,7 @@ def with_privacy(base: Algorithm, privacy: Protection) -> Algorithm:
     server: tuple[object, ...] = (base.advance, *base.tell)
     for leaks, why in (
         (base.discloses, f"clients disclose their {' and '.join(sorted(base.discloses))}"),
+        (isinstance(base.personal, OwnModel), "its clients send nothing"),
         (base.pace, "in asynchronous rounds the fastest take part, and the data may decide who is"),
         (type(base.select) is not Uniformly, "it has a way of its own to choose clients"),
         (type(base.weigh) not in SHARES, "what an update counts depends on the clients' data"),

@@ -134,6 +134,11 @@ class Solve(Protocol):
         """The parts of its memory that are kept for the next round if local.reset = false."""
         return frozenset()
 
+    @property
+    def reads_batch(self) -> bool:
+        """Whether it asks for the gradients of other models, by `local.gradients`."""
+        return False
+
     def init(self, params: Tree) -> Memory: ...
 
     def update(
@@ -346,13 +351,21 @@ class Personal(Protocol):
     averaged: ClassVar[bool] = False
     """Whether the server gets them, too, and averages them for clients that never took part.
     Otherwise they never leave a client, and the server's stay as they were at first."""
+    beside: ClassVar[bool] = False
+    """Whether a client trains its own beside the server's, and not in their place: these never
+    leave it. `solve` finds them in its memory as OWN, and takes their steps."""
+    tune: int = 0
+    """Passes over its own examples in which a client tunes its model at the end of a run."""
 
     def names(self, layout: Layout) -> Collection[str]:
         """The tensors that each client keeps; a ValueError for a model that lacks them."""
         return ()
 
     def model(self, model: Tree, memory: Memory) -> Tree:
-        """The model that a client is measured by, from the server's and what it remembers."""
+        """The model that a client is measured by, from the server's and what it remembers.
+
+        A client that never took part remembers nothing.
+        """
         return model | memory.get(OWN, {})
 
 

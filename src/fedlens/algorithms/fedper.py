@@ -19,6 +19,4 @@ def fedper(base: Algorithm, head: str | None = None) -> Algorithm:
         head: the name of the layer that clients keep, with all that is in it; the last linear
             layer, if none is named.
     """
-    if base.personal is not None:
-        raise ValueError('fedper: clients keep normalisation layers already: set norm = "shared"')
     return replace(base, personal=OwnHead(head))

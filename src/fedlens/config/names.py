@@ -28,7 +28,8 @@ ALGORITHMS = ByName(
         "fedadmm": "admm",
         "fedadam fedyogi fedadagrad": "fedopt",
         "scaffold fednova feddyn median trimmed-mean krum centred-clipping bucketing": OWN,
-        "qfedavg fedbn fedper fedcm clip quantize top-k fedbuff fedasync": OWN,
+        "qfedavg fedbn fedper fedrep fedbabu lg-fedavg ditto apfl pfedme per-fedavg": OWN,
+        "fine-tune local-only fedcm clip quantize top-k fedbuff fedasync": OWN,
     },
 )
 

@@ -138,6 +138,10 @@ class Local:
     factored: FactoredWeights | None = None  # of the layers whose weights are not in `params`
     clients: Tensor | None = None  # [C] their numbers; zeros at a site, which does not know them
     client_keys: Tensor | None = None  # [C] of this round
+    own: tuple[str, ...] = ()  # the tensors of the model that are each client's own
+    gradients: Callable[[Tree], Tree] | None = None
+    """During a step: the gradients [C, ...], on its batch and without penalties, of the loss of
+    another model, whose buffers it moves; what the tree lacks is as in this model."""
 
     def key(self, name: str) -> Tensor:  # [C]
         """The random key of each client for draws called `name`, in this step or in `upload`.

@@ -168,12 +168,14 @@ class Terms:
                 f"how many of its held-out examples each of up to {self.most_tested} models "
                 "classifies correctly, which can tell how many there are of each class"
             )
-        remembers = algorithm.remembers
+        remembers, own = algorithm.remembers, algorithm.personal
+        keeps = own is not None and not own.averaged
         channel = ", ".join(map(repr, algorithm.channel)) or "updates leave as they are"
         lines = [
             f"channel:   {channel}",
             f"leaves the site: {'; '.join(leaves)}",
-            f"stays at the site: images, labels{', what it remembers' * remembers}",
+            f"stays at the site: images, labels{', what it remembers' * remembers}"
+            + ", the layers or the model that are its own" * keeps,
         ]
         return [*map(printable, lines)]
 

@@ -26,7 +26,7 @@ from fedlens.algorithm.slots import OWN, LocalStep
 from fedlens.config.names import refuse_taken
 from fedlens.core import Batch, Cuts, FactoredWeights, Local, Memory, Tree, Upload, keys, tree_map
 from fedlens.core.federation import Examples
-from fedlens.core.trees import in_order, join, map_tensors, stack, unstack
+from fedlens.core.trees import copy_tensors, in_order, join, map_tensors, stack, unstack
 from fedlens.data.augment import Augment
 from fedlens.data.augment.mixup import Mixture
 from fedlens.network.layout import Layout
@@ -210,6 +210,27 @@ def _gradients(loss: Tensor, ones: Tensor, local: Local, *, zeros: bool = True) 
     return {name: g for name, g in zip(local.params, found, strict=True) if g is not None}
 
 
+def _gradients_at(
+    losses: Callable[[Objective, Tree, Tree], tuple[tuple[Tensor, Tensor], Tree]],
+    objective: Objective,
+    local: Local,
+    ones: Tensor,
+    model: Tree,
+) -> Tree:
+    """See `Local.gradients`."""
+    params, buffers = (
+        {name: model.get(name, t).detach() for name, t in tree.items()}
+        for tree in (local.params, local.buffers)
+    )
+    with torch.enable_grad():
+        for p in params.values():
+            p.requires_grad_()
+        (loss, _), moved = losses(replace(objective, penalties=()), params, buffers)
+        found = _gradients(loss, ones, replace(local, params=params))
+    copy_tensors(moved, buffers)
+    return found
+
+
 def _private_gradients(
     model: PrivateModel, objective: Objective, batch: Batch, local: Local, now: StepInput
 ) -> tuple[Tree, Tensor]:
@@ -279,7 +300,7 @@ class ClientProgram:
     def leaving(self, model: Tree) -> Tree:
         """Those tensors of a model, or of an update, that clients send."""
         personal = self.algorithm.personal
-        if personal is None or personal.averaged:
+        if personal is None or personal.averaged or personal.beside:
             return model
         return {name: t for name, t in model.items() if name not in self.own_names}
 
@@ -446,13 +467,21 @@ class ClientProgram:
             weights: dict[str, Any] = local.params
             if self.form is not None:
                 weights = weights | self.form.weights(local, now.step)
-            logits, local.buffers = model(
-                weights, local.buffers, batch.images, now.dropout_keys, batch.mask
-            )
-            if mixture is not None:
-                logits, batch = mixture.two_labels(logits, batch)
-            loss, plain_loss = objective(logits, batch, local)
+
+            def losses(
+                of: Objective, weights: dict[str, Any], buffers: Tree
+            ) -> tuple[tuple[Tensor, Tensor], Tree]:
+                logits, buffers = model(
+                    weights, buffers, batch.images, now.dropout_keys, batch.mask
+                )
+                shown = batch
+                if mixture is not None:
+                    logits, shown = mixture.two_labels(logits, batch)
+                return of(logits, shown, local), buffers
+
+            (loss, plain_loss), local.buffers = losses(objective, weights, local.buffers)
             local.loss = plain_loss
+            local.gradients = partial(_gradients_at, losses, objective, local, now.ones)
             # Layers that take their step in the backward pass return no gradients.
             grads = _gradients(loss, now.ones, local, zeros=not model.takes_steps)
         params = {name: local.params[name] for name in grads}
@@ -466,6 +495,7 @@ class ClientProgram:
                         grads, local.solver, params, local
                     )
             local.params = {name: params.get(name, p) for name, p in local.params.items()}
+        local.gradients = None  # it refers to `local`
         return local, plain_loss
 
     def _start(self, shared: Shared, inputs: ClientInputs) -> Local:
@@ -481,8 +511,10 @@ class ClientProgram:
             anchor, told, params, buffers = map_tensors(
                 (shared.params, shared.told, shared.params, shared.buffers), lambda t: t[group]
             )
-        for name, own in memory.get(OWN, {}).items():
-            (params if name in params else buffers)[name] = own.clone()
+        own: Tree = {name: own.clone() for name, own in memory.get(OWN, {}).items()}
+        beside = self.algorithm.personal is not None and self.algorithm.personal.beside
+        for name, t in {} if beside else own.items():
+            (params if name in params else buffers)[name] = t
         local = Local(
             params=params,
             buffers=buffers,
@@ -497,6 +529,7 @@ class ClientProgram:
             numbers=numbers_of_clients(inputs, params),
             clients=inputs.clients,
             client_keys=inputs.keys,
+            own=self.own_names,
         )
         algorithm = self.algorithm_of(local)
         if self.form is not None and algorithm.local_step is not None:
@@ -504,6 +537,8 @@ class ClientProgram:
         local.solver = algorithm.solve.init(params)
         for name in self.algorithm.carries & local.solver.keys():
             local.solver[name] = tree_map(torch.clone, memory[f"solver.{name}"])
+        if beside:
+            local.solver[OWN] = own
         return local
 
     def _uploads(self, spans: Spans, local: Local, exact: Tree) -> list[Upload]:
@@ -565,7 +600,8 @@ class ClientProgram:
         keep |= channel_keep
         keep |= {f"solver.{name}": solver[name] for name in algorithm.carries & solver.keys()}
         if self.own_names:
-            keep[OWN] = {name: model[name] for name in self.own_names}
+            own = solver.get(OWN, model)
+            keep[OWN] = {name: own[name] for name in self.own_names}
         refuse_taken([*upload.scalars, *channel_scalars])
         scalars = {"loss": loss, **upload.scalars}
         if self.measures_norm:

@@ -17,8 +17,12 @@ from fedlens.algorithm.pieces.losses import squared_error as squared_error
 from fedlens.algorithm.pieces.objective import ByEffectiveNumber as ByEffectiveNumber
 from fedlens.algorithm.pieces.objective import Objective as Objective
 from fedlens.algorithm.pieces.per_example import PerExample as PerExample
+from fedlens.algorithm.pieces.personal import OwnBody as OwnBody
 from fedlens.algorithm.pieces.personal import OwnHead as OwnHead
+from fedlens.algorithm.pieces.personal import OwnModel as OwnModel
 from fedlens.algorithm.pieces.personal import OwnNorms as OwnNorms
+from fedlens.algorithm.pieces.personal import SecondModel as SecondModel
+from fedlens.algorithm.pieces.personal import Tuned as Tuned
 from fedlens.algorithm.pieces.select import BySize as BySize
 from fedlens.algorithm.pieces.select import Cyclic as Cyclic
 from fedlens.algorithm.pieces.select import Poisson as Poisson

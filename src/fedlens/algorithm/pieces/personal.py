@@ -19,10 +19,48 @@ class OwnNorms(Personal):
 
 
 @dataclass(frozen=True)
+class OwnModel(Personal):
+    """The whole model."""
+
+    def names(self, layout: Layout) -> Collection[str]:
+        return [*layout.entries]
+
+
+@dataclass(frozen=True)
+class SecondModel(Personal):
+    """A whole model, which a client trains beside the server's."""
+
+    beside: ClassVar[bool] = True
+
+    def names(self, layout: Layout) -> Collection[str]:
+        return [*layout.entries]
+
+
+@dataclass(frozen=True)
+class Tuned(Personal):
+    """Nothing: the server's model, tuned at the end of the run."""
+
+    tune: int
+    averaged: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class OwnBody(Personal):
+    """All layers but the head."""
+
+    head: str | None = None
+
+    def names(self, layout: Layout) -> Collection[str]:
+        head = OwnHead(self.head).names(layout)
+        return [name for name in layout.entries if name not in head]
+
+
+@dataclass(frozen=True)
 class OwnHead(Personal):
     """The head: the last linear layer, or `layer` with all that is in it."""
 
     layer: str | None = None
+    tune: int = 0
 
     def names(self, layout: Layout) -> Collection[str]:
         head = layout.last if self.layer is None else self.layer

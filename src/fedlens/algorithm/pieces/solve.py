@@ -204,8 +204,8 @@ class Probed(Wraps):
             local, step=local.step - each, steps=each * (self.passes - 1 - int(self.after))
         )
         params, own = self.inner.update(grads, own, params, moving)
-        held = {name: _where(stays, old[0][name], tree) for name, tree in own.items()}
-        return _where(stays, old[1], params), memory | held
+        held = {name: where_rows(stays, old[0][name], tree) for name, tree in own.items()}
+        return where_rows(stays, old[1], params), memory | held
 
 
 OF_PROBES = {"before", "after", "probed"}
@@ -215,7 +215,8 @@ def _copies(memory: Memory) -> Memory:
     return {name: tree_map(torch.clone, tree) for name, tree in memory.items()}
 
 
-def _where(rows: Tensor, one: Tree, other: Tree) -> Tree:
+def where_rows(rows: Tensor, one: Tree, other: Tree) -> Tree:
+    """`one` for these clients, [C], `other` for the rest."""
     return tree_map(lambda a, b: torch.where(_row(rows, a).bool(), a, b), one, other)
 
 
