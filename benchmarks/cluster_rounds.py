@@ -19,8 +19,9 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
-from fedlens.engines.worker_engine import tasks_a_worker
+from fedlens.engines.workers import tasks_a_worker
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def measure(steps: int = 1) -> None:
 
     from fedlens.config.experiment import Experiment, LocalTraining, Named
     from fedlens.engines import Processes, Ray
-    from fedlens.engines.worker_engine import WorkerEngine
+    from fedlens.engines.workers import WorkerEngine
     from fedlens.rounds import begin, run_round
     from fedlens.runs.bench import WORKLOADS, experiment
     from fedlens.setup import build
@@ -142,7 +143,7 @@ def measure(steps: int = 1) -> None:
         setup = build(replace(described, engine="processes"))
         for kind in (Processes, Ray):
             for workers in (1, 2):
-                engine: WorkerEngine = kind(
+                engine: WorkerEngine[Any] = kind(
                     setup.network, setup.federation.examples, workers=workers
                 )
                 state = begin(setup.network, setup.program, setup.federation, setup.device)

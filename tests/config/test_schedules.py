@@ -13,7 +13,7 @@ from fedlens.algorithm.pieces import ClippedByNorm, Sgd, Uniformly
 from fedlens.config.options import Named
 from fedlens.config.schedules import value_at
 from fedlens.engines.graphs import Captures
-from fedlens.engines.processes import ForkedWorkers, Processes
+from fedlens.engines.processes import Processes
 from fedlens.engines.stacked import Stacked
 from fedlens.network.network import Network
 from fedlens.report.blocks import Curves
@@ -162,10 +162,10 @@ def test_other_numbers_need_no_other_workers_and_no_other_record():
     workers = Processes(network, examples, workers=1)
     try:
         rounds_with(LRS[:1], workers, network)
-        before = workers._workers
-        assert isinstance(before, ForkedWorkers)
+        before = [*workers.workers]
+        assert before
         rounds_with(LRS, workers, network)
-        assert workers._workers is before
+        assert workers.workers == before
     finally:
         workers.close()
     recorded = ENGINES["stacked, recorded"](network, examples)

@@ -3,7 +3,8 @@
 import torch
 
 from fedlens.core.trees import converted, copies, stack, tensors_in, unstack
-from fedlens.engines.shared_memory import SharedBuffer, num_bytes
+from fedlens.engines.processes import SharedBuffer
+from fedlens.engines.workers import num_bytes
 
 
 def some_rows():

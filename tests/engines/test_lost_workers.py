@@ -29,7 +29,7 @@ def test_a_worker_that_dies_or_stands_still_is_replaced_and_the_round_comes_to_t
     engine, program, federation, state = forked(BASE, **options)
     try:
         expected, _ = run_round(program, federation, engine, state, seed=0)
-        os.kill(engine._workers.workers[0].process.pid, sign)
+        os.kill(engine.workers[0].process.pid, sign)
         with caplog.at_level("WARNING", "fedlens"):
             found, _ = run_round(program, federation, engine, state, seed=0)
         assert_equal(found=found.params, expected=expected.params)
@@ -46,13 +46,13 @@ def test_much_can_be_sent_to_a_worker_that_stands_still(monkeypatch):
     engine, program, federation, state = forked(BASE, workers=2)
     try:
         expected, _ = run_round(program, federation, engine, state, seed=0)
-        stopped = engine._workers.workers[0].process.pid
+        stopped = engine.workers[0].process.pid
         os.kill(stopped, signal.SIGSTOP)
         while not is_stopped(stopped):
             time.sleep(0.01)
         found, _ = run_round(program, federation, engine, state, seed=0)
         assert_equal(found=found.params, expected=expected.params)
-        assert engine._workers.workers[0].process.pid != stopped
+        assert engine.workers[0].process.pid != stopped
     finally:
         engine.close()
 
@@ -73,7 +73,7 @@ def test_ctrl_c_is_not_lost_while_a_worker_is_forked():
 def test_a_pool_whose_workers_stand_still_can_be_closed():
     engine, program, federation, state = forked(BASE, workers=2)
     run_round(program, federation, engine, state, seed=0)
-    started = [worker.process for worker in engine._workers.workers]
+    started = [worker.process for worker in engine.workers]
     for process in started:
         os.kill(process.pid, signal.SIGSTOP)
     engine.close()

@@ -19,9 +19,7 @@ from fedlens.algorithm.pieces.upload import difference
 from fedlens.algorithm.slots import Tell
 from fedlens.core import Upload, zeros_at_first
 from fedlens.engines import Processes, Sequential, gpus, processes, workers
-from fedlens.engines.processes import ForkedWorkers
-from fedlens.engines.worker_engine import even_blocks, longest_first
-from fedlens.engines.workers import Costs
+from fedlens.engines.workers import Costs, even_blocks, longest_first
 from fedlens.network.network import Network
 from fedlens.rounds import begin, run_round
 from fedlens.rounds.client import ClientProgram
@@ -151,12 +149,10 @@ def test_what_is_sent_besides_may_be_larger_than_anyone_could_know(options):
             for _ in range(3):
                 state, _ = run_round(program, federation, one, state, seed=0)
                 if one is engine:
-                    assert isinstance(engine._workers, ForkedWorkers)
-                    slots.append(engine._workers.sizes.slot_bytes)
+                    slots.append(engine.sizes.slot_bytes)
             ends.append(state)
         assert slots[0] < slots[1] == slots[2], "memory grew once, to what was measured"
-        assert isinstance(engine._workers, ForkedWorkers)
-        assert not engine._workers.slot_is_too_small
+        assert not engine.slot_is_too_small
     finally:
         engine.close()
     for part in ("params", "told"):

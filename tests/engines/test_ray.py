@@ -22,9 +22,9 @@ from fedlens.algorithm.pieces import Uniformly
 from fedlens.algorithm.pieces.upload import difference
 from fedlens.config.names import EngineName
 from fedlens.core import Upload
-from fedlens.engines import Processes, Ray, cluster, worker_engine
+from fedlens.engines import Processes, Ray, cluster, workers
 from fedlens.engines.messages import arrays_of, pack, unpack
-from fedlens.engines.ray import ActorInit, Actors, OnDisk
+from fedlens.engines.ray import ActorInit, OnDisk
 from fedlens.network.network import Network
 from fedlens.rounds import State, begin, run_round
 from fedlens.rounds.client import ClientProgram
@@ -94,7 +94,7 @@ def test_larger_blocks_and_other_numbers_of_workers_change_no_byte(engine, monke
     finally:
         forked.close()
     for tasks in (8, 1):
-        monkeypatch.setattr(worker_engine, "TASKS", tasks)
+        monkeypatch.setattr(workers, "TASKS", tasks)
         assert_same(after(engine, everyone), expected)
     engine.close()
     alone = engine.of_one_worker()
@@ -133,9 +133,8 @@ def one_actor(engine: Ray) -> int:
     """The process of an actor, any of them."""
     import ray
 
-    assert isinstance(engine._workers, Actors)
     pid: int = ray.get(
-        random.choice(engine._workers.workers).handle.__ray_call__.remote(lambda _: os.getpid())
+        random.choice(engine.workers).handle.__ray_call__.remote(lambda _: os.getpid())
     )
     return pid
 
@@ -198,7 +197,7 @@ def test_images_are_sent_once_or_opened_where_they_are():
     some = images.take(torch.tensor([7, 3]))
     on_disk = OnDisk([held.images], lambda: [held.images.clone()])
     init = ActorInit.of(NETWORK, [images, some, held], on_disk)
-    sent = sum(len(pickle.dumps(message)) for message in init.examples)
+    sent = len(pickle.dumps(init.examples))
     assert images.images.nbytes < sent < images.images.nbytes + 10_000
     found = init.open_examples()
     assert found[1].images is found[0].images
@@ -222,17 +221,17 @@ EXPERIMENT = fl.Experiment(
 
 def test_workers_that_were_lost_are_in_the_record(engine, tmp_path, monkeypatch):
     engine.close()
-    workers_for, made = Ray._workers_for, []
+    start, made = Ray.start, []
 
-    def seen(self: Ray, *args: Any) -> Actors:
+    def seen(self: Ray, *args: Any) -> None:
         made.append(self)
-        return workers_for(self, *args)
+        start(self, *args)
 
     def kill(record: dict[str, Any]) -> None:
         if record["round"] == 2:
             os.kill(one_actor(made[-1]), signal.SIGKILL)
 
-    monkeypatch.setattr(Ray, "_workers_for", seen)
+    monkeypatch.setattr(Ray, "start", seen)
     killed = fl.run(replace(EXPERIMENT, engine="ray"), tmp_path / "run", watch=kill)
     lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
     assert [json.loads(line).get("workers_lost", 0) for line in lines] == [0, 0, 1, 0]

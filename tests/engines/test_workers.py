@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedlens.engines.trainer import Result
-from fedlens.engines.workers import TRIES, Workers
+from fedlens.engines.workers import TRIES, WorkerEngine
 
 
 class FakeWorker:
@@ -17,16 +17,22 @@ class FakeWorker:
         self.given: deque[tuple[int, Any]] = deque()
 
 
-class FakeWorkers(Workers[FakeWorker]):
+class FakeWorkers(WorkerEngine[FakeWorker]):
     """Tasks are names; the worker that has most of them answers one, or is gone over it."""
 
+    name = "fake"
+
     def __init__(self, num_workers: int, num_waiting: int = 99, **deaths: int) -> None:
-        super().__init__()
+        none: Any = None
+        super().__init__(none, none)
         self.workers = [FakeWorker() for _ in range(num_workers)]
         self.num_waiting, self.deaths = num_waiting, deaths  # how often, by task
         self.sent: list[str] = []
         self.most_given = 0
         self.released: list[int] = []
+
+    def start(self, program: Any, shared: Any, work: Any) -> None:
+        raise NotImplementedError
 
     def begin(self, given: Any, work: Any) -> None:
         raise NotImplementedError

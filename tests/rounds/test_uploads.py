@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlens.engines.worker_engine import paired_blocks
+from fedlens.engines.workers import paired_blocks
 from fedlens.rounds.uploads import Uploads
 from fedlens.rounds.work import Part
 

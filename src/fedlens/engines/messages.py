@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import io
 import pickle
+import platform
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,8 @@ Message = bytes | tuple[bytes, list[Bytes]]
 """Only plain values and arrays: Ray takes longer to serialise records than to send them."""
 
 
-def pack(value: Any) -> Message:
+def pack(value: Any, known: Sequence[Tensor] = ()) -> Message:
+    """The message of a value; the place of a tensor that is also `known` there is sent instead."""
     tensors: list[Bytes] = []
 
     def reduced(tensor: Tensor) -> tuple[Any, ...]:
@@ -40,15 +43,41 @@ def pack(value: Any) -> Message:
         return _tensor, (pickle.PickleBuffer(flat.data), tensor.dtype, tuple(dense.shape), axes)
 
     file = io.BytesIO()
-    pickler = pickle.Pickler(file, protocol=5, buffer_callback=lambda b: b.raw().nbytes <= SMALL)
+    kind = _Pickler if known else pickle.Pickler
+    pickler = kind(file, protocol=5, buffer_callback=lambda b: b.raw().nbytes <= SMALL)
     pickler.dispatch_table = {Tensor: reduced}
+    if isinstance(pickler, _Pickler):
+        pickler.known = {id(one): (place, tuple(one.shape)) for place, one in enumerate(known)}
     pickler.dump(value)
     return (file.getvalue(), tensors) if tensors else file.getvalue()
 
 
-def unpack(message: Message) -> Any:
+def unpack(message: Message, known: Sequence[Tensor] = ()) -> Any:
     content, tensors = (message, []) if isinstance(message, bytes) else message
-    return pickle.loads(content, buffers=tensors)
+    unpickler = _Unpickler(io.BytesIO(content), buffers=tensors)
+    unpickler.known = known
+    return unpickler.load()
+
+
+class _Pickler(pickle.Pickler):
+    known: dict[int, tuple[int, tuple[int, ...]]]  # places and shapes, by `id`
+
+    def persistent_id(self, value: Any) -> Any:
+        return self.known.get(id(value))
+
+
+class _Unpickler(pickle.Unpickler):
+    known: Sequence[Tensor]
+
+    def persistent_load(self, sent: Any) -> Any:
+        place, shape = sent
+        mine = self.known[place]
+        if mine.shape != shape:
+            raise ValueError(
+                f"its images on {platform.node()} are {tuple(mine.shape)}, not {shape}: copy the "
+                "data folder there"
+            )
+        return mine
 
 
 def arrays_of(message: Message) -> list[Bytes]:

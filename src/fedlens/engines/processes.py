@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import mmap
 import multiprocessing
 import os
 import pickle
@@ -22,14 +23,14 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedlens.core import Tree
 from fedlens.core.federation import Examples
+from fedlens.core.trees import map_tensors
 from fedlens.engines.gpus import check_unused, fork, forked, gpu_names
-from fedlens.engines.shared_memory import SharedBuffer, Written
 from fedlens.engines.trainer import Result, Task, Trained, Trainer
-from fedlens.engines.worker_engine import WorkerEngine
-from fedlens.engines.workers import TRIES, Sizes, Workers
+from fedlens.engines.workers import TRIES, Sizes, WorkerEngine, num_bytes
 from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.engine import Engine
@@ -57,13 +58,15 @@ def processes(
     return Processes(network, examples, devices=devices, others=others)
 
 
-class Processes(WorkerEngine):
+class Processes(WorkerEngine["WorkerProcess"]):
     """Trains in `workers` processes of one thread, or in one process for each of the `devices`.
 
-    `others` are example sets that no client trains on, but that workers predict.
+    `others` are example sets that no client trains on, but that workers predict. Each task has a
+    slot in the memory that workers share with this process.
     """
 
     name: ClassVar[str] = "processes"
+    num_workers: int = 0
 
     def __init__(
         self,
@@ -79,46 +82,110 @@ class Processes(WorkerEngine):
                 '"auto", or "ray" for several cores'
             )
         super().__init__(network, examples, devices, others)
-        self._num_workers = len(devices) or workers or num_cores()
+        self.num_workers = len(devices) or workers or num_cores()
+        self._program: ClientProgram | None = None  # of the last round
+        self._slots: list[SharedBuffer] = []
 
     def with_examples(self, others: Sequence[Examples]) -> Processes:
         """The same engine, whose workers also predict these examples."""
         examples, *before = self.example_sets
-        workers = None if self.devices else self.num_workers
-        return Processes(self.network, examples, workers, self.devices, [*before, *others])
-
-    @property
-    def num_workers(self) -> int:
-        return self._num_workers
+        workers, devices = self.num_workers, self.worker_devices
+        return Processes(self.network, examples, workers, devices, [*before, *others])
 
     @property
     def workers_predict(self) -> bool:
         # On a CPU each worker has one thread. The threads of one operation wait for each other.
-        return bool(self.devices) or self.num_workers > 1
+        return bool(self.worker_devices) or self.num_workers > 1
 
     def device_name(self, device: torch.device) -> str:
         return gpu_names()[device.index]  # this process must not query the GPU
 
-    def _workers_for(self, program: ClientProgram, shared: Shared, work: Work) -> ForkedWorkers:
-        workers = self._workers
-        assert workers is None or isinstance(workers, ForkedWorkers)
-        fits = workers is not None and program.differs_in_numbers_alone(workers.program)
-        if workers is not None and fits and not workers.slot_is_too_small:
-            workers.program = program  # its numbers are sent with the work
-            return workers
-        sizes = Sizes.of(program, shared, work, self.num_workers, len(self.devices))
-        if workers is not None and fits:
-            sizes = sizes.grown(workers.most_sent)  # what clients sent did not fit
-        self.close()
-        sets, stacks = self.example_sets, bool(self.devices)
-        return ForkedWorkers(
-            program,
-            sizes,
-            [
-                Trainer(self.network, sets, device, stacks, program)
-                for device in self.devices or [torch.device("cpu")] * self.num_workers
-            ],
-        )
+    @property
+    def slot_is_too_small(self) -> bool:
+        return self._most_sent > self.sizes.slot_bytes
+
+    def start(self, program: ClientProgram, shared: Shared, work: Work) -> None:
+        before = self._program if self.workers else None
+        fits = before is not None and program.differs_in_numbers_alone(before)
+        if not fits or self.slot_is_too_small:
+            sizes = Sizes.of(program, shared, work, self.num_workers, len(self.worker_devices))
+            if fits:
+                sizes = sizes.grown(self._most_sent)  # what clients sent did not fit
+            self.close()
+            self._fork(program, sizes)
+        self._program = program  # its numbers are sent with the work
+
+    def _fork(self, program: ClientProgram, sizes: Sizes) -> None:
+        if any(device.type == "cuda" for device in self.worker_devices):
+            check_unused()
+        self.sizes = sizes
+        self.num_waiting, self.clients_a_task = sizes.num_slots, sizes.clients_a_slot
+        self._round = SharedBuffer(sizes.round_bytes)
+        self._slots = [SharedBuffer(sizes.slot_bytes) for _ in range(sizes.num_slots)]
+        self._most_sent = 0  # bytes of the largest result of training, even if it did not fit
+        self._begun = b""  # the last `Begin` that workers were sent, pickled
+        self._free = [*range(sizes.num_slots)]
+        self._slot_of: dict[int, int] = {}  # of tasks whose result is in use
+        stacks = bool(self.worker_devices)
+        for device in self.worker_devices or [torch.device("cpu")] * self.num_workers:
+            trainer = Trainer(self.network, self.example_sets, device, stacks, program)
+            self.workers.append(self._forked(trainer, self.workers))
+
+    def _forked(self, trainer: Trainer, others: Sequence[WorkerProcess]) -> WorkerProcess:
+        return WorkerProcess(trainer, self._round, self._slots, others)
+
+    def begin(self, given: Shared | Tree, work: Work | None) -> None:
+        assert self._program is not None
+        numbers = [number for (number,) in self._program.numbers]  # of the one experiment
+        self._begun = pickle.dumps(Begin(self._round.write((given, work)).value, numbers))
+        for worker in self.workers:
+            worker.send(self._begun)
+
+    def send(self, worker: WorkerProcess, number: int, task: Task) -> None:
+        slot = self._free.pop()
+        worker.send(pickle.dumps(Given(slot, self._slots[slot].write(task))))
+        worker.given.append((number, slot))
+
+    def receive(self, waits: bool) -> tuple[dict[int, Result], list[WorkerProcess]]:
+        busy = {worker.pipe: worker for worker in self.workers if worker.given}
+        timeout = LOOK_SECONDS if waits else 0
+        ready = [busy[pipe] for pipe in wait(list(busy), timeout)]  # type: ignore[index]
+        gone = [] if ready or not waits else [w for w in busy.values() if w.is_stopped()]
+        results = {}
+        for worker in ready:
+            found = worker.receive()
+            if found is None:
+                gone.append(worker)
+                continue
+            number, slot = worker.given.popleft()
+            value, end = self.accept(found, worker).value
+            if isinstance(value, Trained):
+                self._most_sent = max(self._most_sent, end)
+            results[number] = found._replace(value=self._slots[slot].read(value))
+            self._slot_of[number] = slot
+        return results, gone
+
+    def release(self, number: int) -> None:
+        self._free.append(self._slot_of.pop(number))
+
+    def replace(self, worker: WorkerProcess, times: int) -> None:
+        place = self.workers.index(worker)
+        worker.kill()
+        self._free += [slot for _, slot in worker.given]
+        if times == TRIES:
+            raise ChildProcessError(
+                f"a worker process was killed {times} times over the same clients, perhaps because "
+                'memory ran out: choose engine = "sequential", or a smaller local.batch_size'
+            )
+        logger.warning("a worker process was killed or stopped: another trains its clients")
+        others = [one for one in self.workers if one is not worker]
+        self.workers[place] = self._forked(worker.trainer, others)
+        self.workers[place].send(self._begun)
+
+    def stop(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+        self._slots = []  # what is in use of their memory stays until it is not
 
 
 class Begin(NamedTuple):
@@ -194,87 +261,49 @@ class WorkerProcess:
         self.pipe.close()
 
 
-class ForkedWorkers(Workers[WorkerProcess]):
-    """Processes, and the memory that they share with this one. Each task has a slot of it."""
+class Place(NamedTuple):
+    """Where a tensor lies in a buffer."""
 
-    def __init__(self, program: ClientProgram, sizes: Sizes, trainers: Sequence[Trainer]) -> None:
-        super().__init__()
-        if any(trainer.device.type == "cuda" for trainer in trainers):
-            check_unused()
-        self.program, self.sizes = program, sizes
-        self.num_waiting, self.clients_a_task = sizes.num_slots, sizes.clients_a_slot
-        self.round = SharedBuffer(sizes.round_bytes)
-        self.slots = [SharedBuffer(sizes.slot_bytes) for _ in range(sizes.num_slots)]
-        self.most_sent = 0  # bytes of the largest result of training, even if it did not fit
-        self._begun = b""  # the last `Begin` that workers were sent, pickled
-        self._free = [*range(sizes.num_slots)]
-        self._slot_of: dict[int, int] = {}  # of tasks whose result is in use
-        self.workers: list[WorkerProcess] = []
-        try:
-            for trainer in trainers:
-                self.workers.append(self._forked(trainer, self.workers))
-        except BaseException:
-            self.stop()
-            raise
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    first: int  # byte
 
-    def _forked(self, trainer: Trainer, others: Sequence[WorkerProcess]) -> WorkerProcess:
-        return WorkerProcess(trainer, self.round, self.slots, others)
 
-    @property
-    def slot_is_too_small(self) -> bool:
-        return self.most_sent > self.sizes.slot_bytes
+class Written(NamedTuple):
+    """A value whose tensors lie in a buffer, as far as there was room."""
 
-    def begin(self, given: Shared | Tree, work: Work | None) -> None:
-        numbers = [number for (number,) in self.program.numbers]  # of the one experiment
-        self._begun = pickle.dumps(Begin(self.round.write((given, work)).value, numbers))
-        for worker in self.workers:
-            worker.send(self._begun)
+    value: Any  # with a `Place` for each of these tensors
+    end: int  # the byte after all of its tensors, if there had been room
 
-    def send(self, worker: WorkerProcess, number: int, task: Task) -> None:
-        slot = self._free.pop()
-        worker.send(pickle.dumps(Given(slot, self.slots[slot].write(task))))
-        worker.given.append((number, slot))
 
-    def receive(self, waits: bool) -> tuple[dict[int, Result], list[WorkerProcess]]:
-        busy = {worker.pipe: worker for worker in self.workers if worker.given}
-        timeout = LOOK_SECONDS if waits else 0
-        ready = [busy[pipe] for pipe in wait(list(busy), timeout)]  # type: ignore[index]
-        gone = [] if ready or not waits else [w for w in busy.values() if w.is_stopped()]
-        results = {}
-        for worker in ready:
-            found = worker.receive()
-            if found is None:
-                gone.append(worker)
-                continue
-            number, slot = worker.given.popleft()
-            value, end = self.accept(found, worker).value
-            if isinstance(value, Trained):
-                self.most_sent = max(self.most_sent, end)
-            results[number] = found._replace(value=self.slots[slot].read(value))
-            self._slot_of[number] = slot
-        return results, gone
+class SharedBuffer:
+    """A block of shared memory. Pages that are never written take no RAM."""
 
-    def release(self, number: int) -> None:
-        self._free.append(self._slot_of.pop(number))
+    def __init__(self, size: int) -> None:
+        self.memory = torch.frombuffer(mmap.mmap(-1, max(size, 4096)), dtype=torch.uint8)
 
-    def replace(self, worker: WorkerProcess, times: int) -> None:
-        """Fork a new worker in place of a lost one; raise an error after TRIES losses of a task."""
-        place = self.workers.index(worker)
-        worker.kill()
-        self._free += [slot for _, slot in worker.given]
-        if times == TRIES:
-            raise ChildProcessError(
-                f"a worker process was killed {times} times over the same clients, perhaps because "
-                'memory ran out: choose engine = "sequential", or a smaller local.batch_size'
-            )
-        logger.warning("a worker process was killed or stopped: another trains its clients")
-        others = [one for one in self.workers if one is not worker]
-        self.workers[place] = self._forked(worker.trainer, others)
-        self.workers[place].send(self._begun)
+    def write(self, value: Any, after: int = 0) -> Written:
+        """Write the tensors of `value` behind the byte `after`."""
+        end = after
 
-    def stop(self) -> None:
-        for worker in self.workers:
-            worker.kill()
+        def placed(tensor: Tensor) -> Any:
+            nonlocal end
+            place = Place(tensor.dtype, tuple(tensor.shape), end)
+            end += num_bytes(tensor)
+            if end > len(self.memory):
+                return tensor.cpu()
+            self._at(place).copy_(tensor)
+            return place
+
+        return Written(map_tensors(value, placed), end)
+
+    def read(self, value: Any) -> Any:
+        """The value that was written. Its tensors are views of this memory."""
+        return map_tensors(value, self._at, Place)
+
+    def _at(self, place: Place) -> Tensor:
+        size = place.dtype.itemsize * torch.Size(place.shape).numel()
+        return self.memory[place.first : place.first + size].view(place.dtype).view(place.shape)
 
 
 def _serve(

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from typing import Any, ClassVar, NamedTuple
@@ -27,8 +27,7 @@ from fedlens.engines.cluster import HeadLost, alive_nodes, check_head, connect, 
 from fedlens.engines.driver import Driver
 from fedlens.engines.messages import Message, arrays_of, pack, unpack
 from fedlens.engines.trainer import Result, Task, Trainer
-from fedlens.engines.worker_engine import WorkerEngine
-from fedlens.engines.workers import TRIES, Sizes, Workers
+from fedlens.engines.workers import TRIES, Sizes, WorkerEngine
 from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.engine import Engine
@@ -192,6 +191,16 @@ def resources_by_node(ray: Any, on_gpus: bool) -> dict[str, int]:
     return {node: int(has.get(kind, 0)) for node, has in alive_nodes(ray).items()}
 
 
+def arrived(ray: Any, references: Collection[Any], timeout: float | None) -> list[Any]:
+    """The references whose results are there, after waiting for the first."""
+    if not references:
+        return []
+    ready, _ = ray.wait(list(references), timeout=timeout)
+    if ready:  # perhaps there are more
+        ready, _ = ray.wait(list(references), num_returns=len(references), timeout=0)
+    return list(ready)
+
+
 def lost_errors(ray: Any) -> tuple[type[Exception], ...]:
     """The exceptions of `ray.get` for a result that is lost while the cluster still works."""
     found = ray.exceptions
@@ -231,22 +240,11 @@ class TorchSettings(NamedTuple):
             torch.use_deterministic_algorithms(True)
 
 
-class SentExamples(NamedTuple):
-    """Examples as they are sent: with images, or with those of an earlier set or on disk."""
-
-    images: Tensor | None
-    labels: Tensor
-    rows: Tensor | None
-    shape: torch.Size
-    like: int | None  # the number of the earlier set with these images
-    on_disk: int | None  # their number in `OnDisk.images`
-
-
 class ActorInit(NamedTuple):
     """What every actor is given before its first task."""
 
     network: Network
-    examples: list[Message]
+    examples: Message  # of all sets; images that several share, or that are on disk, once or not
     open_images: Callable[[], Sequence[Tensor]] | None
     settings: TorchSettings
 
@@ -254,43 +252,14 @@ class ActorInit(NamedTuple):
     def of(
         cls, network: Network, examples: Sequence[Examples], on_disk: OnDisk | None
     ) -> ActorInit:
-        """Pack the example sets; images that several sets share are packed once."""
-        places = {id(images): n for n, images in enumerate(on_disk.images if on_disk else ())}
-        first: dict[int, int] = {}
-        messages = []
-        for number, one in enumerate(examples):
-            place = places.get(id(one.images))
-            like = first.setdefault(id(one.images), number)
-            sends = like == number and place is None
-            sent = SentExamples(
-                one.images if sends else None,
-                one.labels,
-                one.rows,
-                one.images.shape,
-                None if like == number else like,
-                place,
-            )
-            messages.append(pack(sent))
-        return cls(network, messages, on_disk.open if on_disk else None, TorchSettings.here())
+        images, opened = on_disk or ((), None)
+        sent = [replace(one, columns={}) for one in examples]
+        return cls(network, pack(sent, images), opened, TorchSettings.here())
 
     def open_examples(self) -> list[Examples]:
         """The example sets; sets that share images in the driver share them here, too."""
-        on_disk = list(self.open_images()) if self.open_images is not None else []
-        found: list[Examples] = []
-        for message in self.examples:
-            sent: SentExamples = unpack(message)
-            images = sent.images
-            if sent.like is not None:
-                images = found[sent.like].images
-            elif sent.on_disk is not None:
-                images = on_disk[sent.on_disk]
-                if images.shape != sent.shape:
-                    raise ValueError(
-                        f"its images on {platform.node()} are {tuple(images.shape)}, not "
-                        f"{tuple(sent.shape)}: copy the data folder there"
-                    )
-            assert images is not None
-            found.append(Examples(images, sent.labels, rows=sent.rows))
+        on_disk = self.open_images() if self.open_images is not None else ()
+        found: list[Examples] = unpack(self.examples, on_disk)
         return found
 
 
@@ -329,9 +298,6 @@ class Actor:
         return pack(self.trainer.do(unpack(message), on_host))
 
 
-SHORT_SECONDS = 0.015  # see `Workers.short_seconds`: Ray takes about a millisecond for a task
-
-
 def ray(
     network: Network,
     examples: Examples,
@@ -343,13 +309,16 @@ def ray(
     return Ray(network, examples, devices=devices, others=others, on_disk=on_disk)
 
 
-class Ray(WorkerEngine):
+class Ray(WorkerEngine[RemoteWorker]):
     """One actor per GPU if `devices` are GPUs, else one per core; at most `workers` actors.
 
-    Images that are `on_disk` are not sent: each actor opens them on its own machine.
+    They are on every live node. Images that are `on_disk` are not sent: each actor opens them on
+    its own machine.
     """
 
     name: ClassVar[str] = "ray"
+    short_seconds: ClassVar[float] = 0.015  # Ray takes about a millisecond for a task
+    num_lost: int = 0
 
     def __init__(
         self,
@@ -366,69 +335,33 @@ class Ray(WorkerEngine):
         self._device = torch.device("cuda", 0) if self.on_gpus else torch.device("cpu")
         self._most_workers = workers if self.on_gpus else len(devices) or workers
         self._on_disk = on_disk
-        self._num_lost = 0  # of earlier `Actors`
+        self._group: ActorGroup | None = None
+        self._program: ClientProgram | None = None
 
     def of_one_worker(self) -> Ray:
         """An engine for the same clients that has one worker."""
         examples, *others = self.example_sets
-        return Ray(self.network, examples, 1, self.devices, others, self._on_disk)
+        return Ray(self.network, examples, 1, self.worker_devices, others, self._on_disk)
 
     def device_name(self, device: torch.device) -> str:
         return gpus()[device.index].name
 
     @property
     def num_workers(self) -> int:
-        return self._workers.num_workers if self._workers is not None else 1
+        return len(self.workers) or 1
 
-    @property
-    def num_lost(self) -> int:
-        now = self._workers.num_lost if isinstance(self._workers, Actors) else 0
-        return self._num_lost + now
-
-    def close(self) -> None:
-        self._num_lost = self.num_lost
-        super().close()
-
-    def _workers_for(self, program: ClientProgram, shared: Shared, work: Work) -> Actors:
-        workers = self._workers
-        if not isinstance(workers, Actors):
+    def start(self, program: ClientProgram, shared: Shared, work: Work) -> None:
+        """Start workers where nodes have room, and use those that are ready."""
+        if self._group is None:
             init = ActorInit.of(self.network, self.example_sets, self._on_disk)
-            ray = connect(sum(t.nbytes for message in init.examples for t in arrays_of(message)))
-            stacks, most = bool(self.devices), self._most_workers
-            workers = Actors(ray, init, self.on_gpus, self._device, stacks, most)
-            self._workers = workers
-        workers.prepare(program, shared, work)
-        return workers
-
-
-class Actors(Workers[RemoteWorker]):
-    """Workers that are actors: one per core, or one per GPU, of every live node."""
-
-    num_waiting = clients_a_task = 1
-    short_seconds = SHORT_SECONDS
-
-    def __init__(
-        self,
-        ray: Any,
-        init: ActorInit,
-        on_gpus: bool,
-        device: torch.device,  # of each actor, among those that it sees
-        stacks: bool,
-        most_workers: int | None,
-    ) -> None:
-        super().__init__()
-        self.ray, self.num_lost = ray, 0
-        arguments = device, stacks
-        self.group = ActorGroup(ray, Actor, arguments, ray.put(init), on_gpus, most_workers)
-        self.workers = self.group.workers
-        self._program: ClientProgram | None = None
-        self._common: Any = None  # what tasks have in common, or its reference
-
-    def prepare(self, program: ClientProgram, shared: Shared, work: Work) -> None:
-        """Before a round: start workers where nodes have room, and use those that are ready."""
+            self.ray = connect(sum(array.nbytes for array in arrays_of(init.examples)))
+            arguments = self._device, bool(self.worker_devices)
+            data, most = self.ray.put(init), self._most_workers
+            self._group = ActorGroup(self.ray, Actor, arguments, data, self.on_gpus, most)
+            self.workers = self._group.workers
         if program is not self._program:
             self._program, self._program_there = program, self.ray.put(program)
-        self.group.start(len(work))
+        self._group.start(len(work))
         sizes = Sizes.of(program, shared, work, self.num_workers, num_devices=1)
         self.num_waiting, self.clients_a_task = sizes.num_slots, sizes.clients_a_slot
 
@@ -460,12 +393,7 @@ class Actors(Workers[RemoteWorker]):
         }
         results: dict[int, Result] = {}
         gone: dict[int, RemoteWorker] = {}
-        if not waited:
-            return results, []
-        ready, _ = self.ray.wait(list(waited), timeout=None if waits else 0)
-        if ready:
-            ready, _ = self.ray.wait(list(waited), num_returns=len(waited), timeout=0)
-        for reference in ready:
+        for reference in arrived(self.ray, waited, timeout=None if waits else 0):
             worker, number = waited[reference]
             try:
                 result: Result = unpack(self.ray.get(reference))
@@ -477,9 +405,9 @@ class Actors(Workers[RemoteWorker]):
         return results, list(gone.values())
 
     def replace(self, worker: RemoteWorker, times: int) -> None:
-        """Continue without a lost worker; raise an error if its task was lost TRIES times."""
+        assert self._group is not None
         self.num_lost += 1
-        self.group.remove(worker)
+        self._group.remove(worker)
         if times == TRIES:
             raise ChildProcessError(
                 f"a worker of the Ray cluster was lost {times} times over the same clients, "
@@ -487,7 +415,9 @@ class Actors(Workers[RemoteWorker]):
             )
         logger.warning("a worker of the Ray cluster was lost: others train its clients")
         if not self.workers:
-            self.group.start(len(worker.given))
+            self._group.start(len(worker.given))
 
     def stop(self) -> None:
-        self.group.stop()
+        if self._group is not None:
+            self._group.stop()
+        self._group = self._program = None
