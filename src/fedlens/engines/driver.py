@@ -1,7 +1,8 @@
 """What a worker of a cluster needs from its driver process: the same versions, and user code.
 
 The user's own modules lie beside an experiment, and other machines may not have them. So they are
-sent as source text, and a worker imports the same modules as its driver.
+sent as source text, and a worker imports the same modules as its driver. (A `runtime_env` of Ray
+sends files only when a process connects to the cluster, and these modules may be imported later.)
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ a worker of `processes` does (`trainer.py`), and the result is the same to the l
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
@@ -26,7 +25,7 @@ from fedlens.core.trees import map_tensors
 from fedlens.engines.cluster import HeadLost, alive_nodes, check_head, connect, first_line, gpus
 from fedlens.engines.driver import Driver
 from fedlens.engines.messages import Message, arrays_of, pack, unpack
-from fedlens.engines.trainer import Result, Task, Trainer
+from fedlens.engines.trainer import Result, Task, TorchSettings, Trainer
 from fedlens.engines.workers import TRIES, Sizes, WorkerEngine
 from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
@@ -212,32 +211,6 @@ class OnDisk(NamedTuple):
 
     images: Sequence[Tensor]  # in this process
     open: Callable[[], Sequence[Tensor]]  # opens the same images in a worker
-
-
-class TorchSettings(NamedTuple):
-    """The global torch settings of this process, to apply them in another one."""
-
-    matmul: str
-    tf32: bool
-    deterministic: bool
-    workspace: str | None
-
-    @classmethod
-    def here(cls) -> TorchSettings:
-        return cls(
-            torch.get_float32_matmul_precision(),
-            torch.backends.cudnn.allow_tf32,
-            torch.are_deterministic_algorithms_enabled(),
-            os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
-        )
-
-    def apply(self) -> None:
-        torch.set_float32_matmul_precision(self.matmul)
-        torch.backends.cudnn.allow_tf32 = self.tf32
-        if self.workspace is not None:
-            os.environ["CUBLAS_WORKSPACE_CONFIG"] = self.workspace
-        if self.deterministic:
-            torch.use_deterministic_algorithms(True)
 
 
 class ActorInit(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import resource
 import sys
 import time
@@ -28,6 +29,7 @@ from fedlens.rounds.engine import Which
 from fedlens.rounds.uploads import Uploads
 from fedlens.rounds.work import Part, Shared, Work
 
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS is deterministic only if this is set
 HEAP = 2**28  # bytes of heap that are requested in large pages
 
 
@@ -183,6 +185,35 @@ def _together(parts: Iterator[Part]) -> Part:
     for part in parts:
         uploads.add(part)
     return uploads.whole()
+
+
+class TorchSettings(NamedTuple):
+    """The global settings of torch in this process, to apply them again, or in another one."""
+
+    matmul: str
+    tf32: bool
+    deterministic: bool
+    workspace: str | None
+
+    @classmethod
+    def here(cls) -> TorchSettings:
+        return cls(
+            torch.get_float32_matmul_precision(),
+            torch.backends.cudnn.allow_tf32,
+            torch.are_deterministic_algorithms_enabled(),
+            os.environ.get(CUBLAS),
+        )
+
+    def apply(self) -> None:
+        torch.set_float32_matmul_precision(self.matmul)
+        torch.backends.cudnn.allow_tf32 = self.tf32
+        if self.workspace is None:
+            os.environ.pop(CUBLAS, None)
+        else:
+            os.environ[CUBLAS] = self.workspace
+        if self.deterministic != torch.are_deterministic_algorithms_enabled():
+            # The call takes a second: torch imports its compiler.
+            torch.use_deterministic_algorithms(self.deterministic)
 
 
 def largest_yet() -> int:
