@@ -223,6 +223,9 @@ PRIVATE = {
     "clipped, by adamw that is kept": _private(
         replace(BASE, solve=ClippedByNorm(ADAMW, 0.5), reset=False)
     ),
+    "fedvc": compose(_private(PLAIN), fedvc(size=8)),
+    "fedadmm": compose(_private(PLAIN), fedadmm(rho=0.1)),
+    "fedns, counts with noise": compose(protect_examples(PLAIN, 0.5, 0.8, 3.0), fedns()),
     "an asynchronous server": compose(_private(PLAIN), fedbuff(buffer=3)),
     "one step of a few examples": _private(replace(PLAIN, draw=Steps(2, 1, 1, "steps"))),
 }

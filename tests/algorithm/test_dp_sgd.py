@@ -19,6 +19,8 @@ from fedlens.algorithm.pieces import (
     Steps,
     Uniformly,
 )
+from fedlens.algorithms.admm import fedadmm
+from fedlens.algorithms.fedbuff import fedbuff
 from fedlens.algorithms.fedir import fedir
 from fedlens.algorithms.fedns import fedns
 from fedlens.algorithms.fedprox import fedprox
@@ -207,10 +209,36 @@ def test_balanced_classes_are_refused():
         check_protected(protect_examples(replace(BASE, objective=objective), 1.0, 1.0))
 
 
-@pytest.mark.parametrize("paper", [fedvc(size=8), liadmm()])
+@pytest.mark.parametrize("paper", [liadmm(), fedadmm(k0=2)])
 def test_papers_with_batches_of_their_own_refuse_it(paper):
     with pytest.raises(ValueError, match="leave"):
         compose(protect_examples(BASE, 1.0, 1.0), paper)
+
+
+def test_a_virtual_client_takes_its_steps_with_batches_by_chance():
+    made = compose(protect_examples(BASE, 1.0, 1.0), fedvc(size=12))
+    assert made.draw == PoissonBatches(4, 3, "steps")
+    check_protected(made)
+
+
+def test_asynchronous_rounds_are_refused():
+    with pytest.raises(ValueError, match="asynchronous"):
+        check_protected(compose(protect_examples(BASE, 1.0, 1.0), fedbuff()))
+
+
+def test_label_counts_need_noise_and_noise_needs_label_counts():
+    check_protected(compose(protect_examples(BASE, 1.0, 1.0, count_noise=5.0), fedns()))
+    with pytest.raises(ValueError, match="count_noise"):
+        check_protected(protect_examples(BASE, 1.0, 1.0, count_noise=5.0))
+
+
+def test_noised_label_counts_are_the_same_in_every_round_and_whole_numbers_from_0():
+    private = PerExample(1.0, 1.0, 4, count_noise=5.0)
+    counts, own = torch.tensor([[3, 700], [40, 0]]).repeat(500, 1), torch.arange(1000)
+    found = private.noisy_counts(counts, keys.fold(keys.root(0), own))
+    assert torch.equal(found, private.noisy_counts(counts, keys.fold(keys.root(0), own)))
+    assert torch.equal(found, found.round()) and float(found.min()) == 0
+    assert float((found[::2, 1] - 700).std()) == pytest.approx(5, rel=0.15)
 
 
 def test_a_penalty_of_which_nothing_is_known_is_refused():

@@ -146,6 +146,38 @@ def test_a_plan_of_a_private_experiment_counts_its_own_noise(plan, private, keys
     assert plan(private(keys))["epsilon"] == pytest.approx(epsilon([release], 1e-5), rel=1e-9)
 
 
+def test_a_plan_for_examples_reads_who_holds_how_many(plan, private, fedlens):
+    """6,000 images: 6 for each of 1,000 clients, of which one takes part most often."""
+    file = private('unit = "example"\nepsilon = 8.0\ndelta = 1e-3')
+    words = (file, "clients.count=20", "clients.per_round=5", "local.batch_size=30")
+    found = plan(*words)
+    assert 7.95 < found["epsilon"] == found["by_client"]["most"] <= 8
+    assert (found["unit"], found["neighbours"]) == ("example", "add-remove")
+    private(f'unit = "example"\nnoise = {found["noise"]}\ndelta = 1e-3')
+    assert plan(*words)["epsilon"] == found["epsilon"]
+    lines = fedlens("privacy", "plan", *words).out.splitlines()
+    assert any("probability 0.1 in a batch" in line for line in lines)
+    assert any(
+        line.startswith("10 times    ") and "10 times the examples" in line for line in lines
+    )
+
+
+def test_a_page_shows_epsilon_over_rounds_also_for_ten_times_as_many(plan, private, tmp_path):
+    words = (private("noise = 1.5"), "--out", tmp_path / "plan")
+    page = tmp_path / "plan" / "report.html"
+    assert plan(*words)["page"] == str(page)
+    assert "ε over rounds" in page.read_text() and "10 times" in page.read_text()
+    (table,) = (tmp_path / "plan" / "figures").glob("*over_rounds.csv")
+    assert len(table.read_text().splitlines()) == 21
+
+
+def test_a_page_is_not_replaced_by_itself(fedlens, private, tmp_path):
+    words = ("privacy", "plan", private("noise = 1.5"), "--out", tmp_path / "plan")
+    assert fedlens(*words).status == 0
+    refused(fedlens(*words), "--overwrite")
+    assert fedlens(*words, "--overwrite").status == 0
+
+
 def test_a_private_experiment_is_changed_by_its_keys_and_not_by_options(fedlens, private):
     done = fedlens("privacy", "plan", private("noise = 1.5"), "--noise", 2)
     assert done.status == 2 and "privacy.noise=" in done.err

@@ -103,8 +103,8 @@ class Algorithm:
 
     @property
     def covered(self) -> bool:
-        """Whether all that is known of the clients' data goes through a step of the channel."""
-        return any(step.covers for step in self.channel)
+        """Whether all that is known of the clients' data has privacy: records have no more."""
+        return self.objective.private is not None or any(step.covers for step in self.channel)
 
     def releases(self, round: int) -> list[Release]:
         """What a round, counted from 0, tells of the clients: an event each for an accountant."""

@@ -16,33 +16,45 @@ from fedlens.algorithm.pieces import (
 from fedlens.algorithm.pieces.objective import PenaltyBy
 from fedlens.algorithm.slots import Solve
 from fedlens.config.own_code import place_of
-from fedlens.core import Number
+from fedlens.core import Number, is_on
 
 WHAT = "privacy of examples"
 
 
-def protect_examples(base: Algorithm, clip: Number, noise: Number) -> Algorithm:
+def protect_examples(
+    base: Algorithm,
+    clip: Number,
+    noise: Number,
+    count_noise: Number = 0.0,
+    *,
+    secret: bool = False,
+) -> Algorithm:
     """`base` with Poisson batches, clipped gradients of single examples, and noise.
 
     Papers come after it: those that need batches of another kind refuse it.
+
+    Args:
+        count_noise: that of the label counts that clients send, if the algorithm needs them.
+        secret: batches and noise come from the operating system, as they must at a real site.
     """
     draw = base.draw
     if isinstance(draw, Epochs) and not draw.uneven:
-        batches = PoissonBatches(draw.batch_size, draw.count)
+        batches = PoissonBatches(draw.batch_size, draw.count, secret=secret)
     elif isinstance(draw, Steps) and draw.low == draw.high and draw.most is None:
-        batches = PoissonBatches(draw.batch_size, draw.low, draw.of)
+        batches = PoissonBatches(draw.batch_size, draw.low, draw.of, secret)
     else:
         raise ValueError(
             f"{WHAT} counts on as many steps in each round: give local.epochs or local.steps as a "
             "number, and leave max_steps out"
         )
-    private = PerExample(clip, noise, draw.batch_size)
+    private = PerExample(clip, noise, draw.batch_size, count_noise, secret)
     return replace(base, draw=batches, objective=replace(base.objective, private=private))
 
 
 def check_protected(algorithm: Algorithm) -> None:
     """Raise a ValueError if gradients of single examples are not all that clients send of data."""
     objective, draw, solve = algorithm.objective, algorithm.draw, algorithm.solve
+    assert objective.private is not None
     for weight in objective.weights:
         raise ValueError(
             f"{WHAT} counts every example alike, and {type(weight).__name__} weighs them by what "
@@ -56,13 +68,21 @@ def check_protected(algorithm: Algorithm) -> None:
             )
     if not isinstance(draw, PoissonBatches):
         raise ValueError(
-            f"{WHAT} needs Poisson batches, and {type(draw).__name__} draws others: leave fedvc "
-            "and other rules for what clients draw out"
+            f"{WHAT} needs Poisson batches, and {type(draw).__name__} draws others: leave out "
+            "what sets what clients draw"
         )
-    if facts := sorted(algorithm.discloses):
+    noised = {"label_counts"} if is_on(objective.private.count_noise) else set()
+    if facts := sorted(algorithm.discloses - noised):
         raise ValueError(
-            f"{WHAT} covers gradients alone, and clients would send their {', '.join(facts)}: "
-            "leave out what needs them (fedir without p, fedns, lastfc)"
+            f"{WHAT} covers gradients alone, and clients would send their {', '.join(facts)}: set "
+            "privacy.count_noise, or leave out what needs them (fedns, lastfc)"
+        )
+    if noised - algorithm.discloses:
+        raise ValueError("privacy.count_noise has no effect, for no client sends counts: remove it")
+    if algorithm.pace is not None:
+        raise ValueError(
+            f"{WHAT} must know how often each client takes part, and in asynchronous rounds the "
+            "fastest do most often: choose another algorithm"
         )
     if solve.reads_batch:
         raise ValueError(

@@ -14,7 +14,14 @@ from dataclasses import replace
 from typing import Literal
 
 from fedlens.algorithm import Algorithm, at_least, check_pull, paper
-from fedlens.algorithm.pieces import WHOLE_EPOCHS, ByExamples, Epochs, Sgd, WeightedSum
+from fedlens.algorithm.pieces import (
+    WHOLE_EPOCHS,
+    ByExamples,
+    Epochs,
+    PoissonBatches,
+    Sgd,
+    WeightedSum,
+)
 from fedlens.algorithm.pieces.consensus import (
     COLD,
     WARM,
@@ -53,11 +60,13 @@ def _admm(
 ) -> Algorithm:
     at_least(rho, 0, f"{name}: rho")
     check_pull(base, rho, f"{name}: rho")
-    if not isinstance(base.draw, Epochs) or base.draw.uneven:
+    draw, private = base.draw, isinstance(base.draw, PoissonBatches) and k0 == 1
+    if not private and (not isinstance(draw, Epochs) or draw.uneven):
         raise ValueError(f"{name} needs whole epochs: {WHOLE_EPOCHS}")
     if k0 < 1:
         raise ValueError(f"{name}: k0 is {k0}: choose 1 or more")
-    base = replace(base, draw=replace(base.draw, count=base.draw.count * k0))
+    if isinstance(draw, Epochs):
+        base = replace(base, draw=replace(draw, count=draw.count * k0))
     return consensus(base, Consensus(base.solve, rho, k0), rho, start)
 
 

@@ -10,7 +10,15 @@ from dataclasses import replace
 from typing import Literal
 
 from fedlens.algorithm import Algorithm, paper
-from fedlens.algorithm.pieces import ByExamples, BySize, Epochs, Equally, Virtual
+from fedlens.algorithm.pieces import (
+    ByExamples,
+    BySize,
+    Epochs,
+    Equally,
+    PoissonBatches,
+    Virtual,
+)
+from fedlens.algorithm.slots import Draw
 
 
 @paper
@@ -29,7 +37,7 @@ def fedvc(
         weigh: `examples` weighs by n_k again, the literal reading of the paper's algorithm; since
             the choice already favours large clients, that counts them twice.
     """
-    if not isinstance(base.draw, Epochs):
+    if not isinstance(base.draw, Epochs | PoissonBatches):
         raise ValueError(
             "fedvc sets what clients draw: leave local.steps, max_steps and other rules for it out"
         )
@@ -39,9 +47,12 @@ def fedvc(
             f"fedvc: a virtual client of {size} examples does not fill batches of {batch}: "
             f"choose a multiple of {batch}"
         )
+    draw: Draw = Virtual(size, batch)
+    if isinstance(base.draw, PoissonBatches):  # as many steps, of batches that protect examples
+        draw = replace(base.draw, amount=size // batch, of="steps")
     return replace(
         base,
         select=BySize(base.select.cohort_size, replacement),
-        draw=Virtual(size, batch),
+        draw=draw,
         weigh=Equally() if weigh == "equally" else ByExamples(),
     )

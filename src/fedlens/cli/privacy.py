@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlens.cli.arguments import Json, Overrides, print_json
+from fedlens.cli.arguments import (
+    DataFolder,
+    Json,
+    Overrides,
+    once_written,
+    print_json,
+    refuse_existing,
+)
 from fedlens.cli.audit import audit_command
 from fedlens.config.experiment import Experiment
 from fedlens.config.sections import demand
 from fedlens.privacy.events import Sampling
+from fedlens.storage.reading import printable
 
 if TYPE_CHECKING:  # it imports numpy
     from fedlens.privacy.protection import Protection
@@ -30,6 +39,7 @@ NEIGHBOURS = {
     "all": "one client sends zeros in one of them",
     "cyclic": "one client sends zeros in one of them",
 }
+PLANNED = "This is a plan: what trains with this noise is an experiment with [privacy]."
 DELTA = "1e-5, or 1 / (10 clients) if that is less"
 LARGEST = 1_000_000  # rounds: with more the accountant's grid needs too much memory
 
@@ -54,17 +64,26 @@ def plan_command(
     clients: Annotated[int | None, typer.Option(help="Without a file: all clients.")] = None,
     per_round: Annotated[int | None, typer.Option(help="Without a file: those in a round.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Without a file: the rounds.")] = None,
+    data: DataFolder = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for a page with a picture of ε over rounds.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace the page of before.")] = False,
     as_json: Json = False,
 ) -> None:
     """What ε a run would have, before anything trains."""
+    if out is not None:
+        refuse_existing(out / "report.html", overwrite=overwrite)
     sizes = {"clients": clients, "per_round": per_round, "rounds": rounds}
     asked = {"noise": noise, "epsilon": epsilon, "delta": delta, "sampling": sampling}
     described = None if experiment is None else Experiment.read(experiment, overrides or [])
     if described is not None:
+        from fedlens.config.protection import protection_of, protects_examples
+
         if any(size is not None for size in sizes.values()):
             keys = "clients.count=, clients.per_round=, rounds="
             raise ValueError(f"{experiment} has its clients and rounds: change them by {keys}")
-        if described.clients.count is None:
+        if described.clients.count is None and not protects_examples(described):
             raise ValueError(
                 f"{experiment}: its data say how many clients there are: add clients.count="
             )
@@ -74,9 +93,10 @@ def plan_command(
             raise ValueError(
                 f"{experiment} has [privacy]: change it by privacy.{given[0]}=, not by an option"
             )
-        from fedlens.config.protection import protection_of
-
         demand(described.rounds <= LARGEST, "rounds", described.rounds, f"choose 1 to {LARGEST}")
+        if protects_examples(described):
+            _show(_of_examples(described, data), out, as_json)
+            return
         protection, delta = protection_of(described), described.privacy.delta
     else:
         if (noise is None) == (epsilon is None):
@@ -100,7 +120,7 @@ def plan_command(
         protection = _planned(sampling or "poisson", total, cohort, length, noise or 0.0)
         if epsilon is not None:
             protection = protection.calibrated(epsilon, delta)
-    _print(protection, delta, rule, private, as_json)
+    _show(_of_clients(protection, delta, rule, private), out, as_json)
 
 
 @privacy_app.command("ledger")
@@ -171,48 +191,149 @@ def _planned(
     )
 
 
-def _print(protection: Protection, delta: float, rule: str, private: bool, as_json: bool) -> None:
+@dataclass(frozen=True)
+class Plan:
+    """What a plan tells, whoever is protected."""
+
+    told: dict[str, Any]  # for JSON
+    before: dict[str, str]  # lines above those of ε
+    after: dict[str, str]  # and below
+    cost: Callable[[int], float]  # ε after so many rounds
+    with_ten: Callable[[int], float]  # the same with ten times as many protected
+    ten: str
+    last: str = ""
+
+
+def _of_clients(protection: Protection, delta: float, rule: str, private: bool) -> Plan:
     from fedlens.privacy import accountant
 
-    def cost(one: Protection, rounds: int) -> float:
-        return accountant.epsilon(one.released(rounds), delta)
-
     length, total, cohort = protection.rounds, protection.population, protection.noise_cohort
-    if as_json:
-        (*_, last) = protection.released(length)
-        print_json(
-            {
-                "epsilon": cost(protection, length),
-                "delta": delta,
-                "noise": protection.noise,
-                "unit": "client",
-                "sampling": protection.sampling,
-                "neighbours": last.neighbours,
-                "rounds": length,
-            }
-        )
-        return
+    # If nobody is drawn, more clients hide nobody better.
+    more = (
+        protection if protection.sampling == "all" else replace(protection, population=10 * total)
+    )
     drawn = {
         "poisson": f"each client with probability {cohort / total:.4g} ({cohort:,} expected)",
         "fixed": f"exactly {cohort:,} clients, drawn anew in every round",
         "all": "every client counts in every round, whoever is drawn",
         "cyclic": f"{cohort:,} clients take turns, and come back after {protection.separation}",
     }[protection.sampling]
-    print(f"noise       {protection.noise} clips (standard deviation, on the sum of a round)")
-    print(f"delta       {delta:.4g}{rule}")
-    print(f"clients     {total:,}")
-    print(f"sampling    {protection.sampling}: {drawn}")
+    (*_, last) = protection.released(length)
+    return Plan(
+        told={
+            "epsilon": accountant.epsilon(protection.released(length), delta),
+            "delta": delta,
+            "noise": protection.noise,
+            "unit": "client",
+            "sampling": protection.sampling,
+            "neighbours": last.neighbours,
+            "rounds": length,
+        },
+        before={
+            "noise": f"{protection.noise} clips (standard deviation, on the sum of a round)",
+            "delta": f"{delta:.4g}{rule}",
+            "clients": f"{total:,}",
+            "sampling": f"{protection.sampling}: {drawn}",
+        },
+        after={
+            "neighbours": f"two federations, hard to tell apart: {NEIGHBOURS[protection.sampling]}",
+            "covers": "one sum of clipped updates a round, in equal shares, and nothing else",
+        },
+        cost=lambda rounds: accountant.epsilon(protection.released(rounds), delta),
+        with_ten=lambda rounds: accountant.epsilon(more.released(rounds), delta),
+        ten=f"{10 * total:,} clients, as many in a round, and the same delta",
+        last="" if private else PLANNED,
+    )
+
+
+def _of_examples(described: Experiment, data: Path | None) -> Plan:
+    """A plan for the examples of clients: who holds how many is read from the data."""
+    from fedlens.setup import planned_for_examples
+
+    given = described.privacy
+    assert given is not None
+    found, more = planned_for_examples(described, data)
+    length, turns = found.rounds, found.turns(found.rounds)
+    spread, most = found.spread(length, given.delta), int(turns.max())
+    rates, steps = _ends(found.rates), _ends(found.steps)
+    return Plan(
+        told={
+            "epsilon": spread["most"],
+            "delta": given.delta,
+            "noise": found.noise,
+            "unit": "example",
+            "sampling": "poisson",
+            "neighbours": "add-remove",
+            "rounds": length,
+            "by_client": spread,
+        },
+        before={
+            "noise": f"{found.noise} clips (standard deviation, on the sum of a batch)",
+            "delta": f"{given.delta:.4g}",
+            "clients": f"{len(turns):,}, each in {int(turns.min()):,} to {most:,} rounds",
+            "sampling": f"poisson: each example with probability {rates} in a batch",
+            "steps": f"{steps} of a client in a round",
+        },
+        after={
+            "by client": f"{shown(spread['least'])} the least, {shown(spread['median'])} the "
+            "median; above is the most",
+            "neighbours": "two data sets of a client, hard to tell apart: one has an example more",
+            "covers": "the uploads of each client, also against the server; not how many examples "
+            "it holds",
+        },
+        cost=lambda rounds: found.epsilon(rounds, given.delta),
+        with_ten=lambda rounds: more.epsilon(rounds, given.delta),
+        ten="10 times the examples of each client, and the same delta",
+    )
+
+
+def _ends(column: Any) -> str:
+    low, high = (f"{float(end):,.4g}" for end in (column.min(), column.max()))
+    return low if low == high else f"{low} to {high}"
+
+
+def _show(plan: Plan, out: Path | None, as_json: bool) -> None:
+    length = plan.told["rounds"]
+    page = None if out is None else _picture(plan, out)
+    if as_json:
+        print_json(plan.told | ({} if page is None else {"page": str(page)}))
+        return
+    lines = list(plan.before.items())
     for part in sorted({math.ceil(length / 4), math.ceil(length / 2), length}):
-        spent = shown(cost(protection, part))
-        print(f"epsilon     {spent} after {part:,} round{'' if part == 1 else 's'}")
-    ten = shown(cost(replace(protection, population=10 * total), length))
-    if protection.sampling == "all":  # nobody is drawn, so more clients hide nobody better
-        ten = shown(cost(protection, length))
-    print(f"10 times    {ten} with {10 * total:,} clients, as many in a round, and the same delta")
-    print(f"neighbours  two federations, hard to tell apart: {NEIGHBOURS[protection.sampling]}")
-    print("covers      one sum of clipped updates a round, in equal shares, and nothing else")
-    if not private:
-        print("This is a plan: what trains with this noise is an experiment with [privacy].")
+        after = f"after {part:,} round{'' if part == 1 else 's'}"
+        lines.append(("epsilon", f"{shown(plan.cost(part))} {after}"))
+    lines.append(("10 times", f"{shown(plan.with_ten(length))} with {plan.ten}"))
+    for name, said in [*lines, *plan.after.items()]:
+        print(f"{name:<12}{said}")
+    if page is not None:
+        print(f"report      {printable(str(page))}")
+    if plan.last:
+        print(plan.last)
+
+
+def _picture(plan: Plan, out: Path) -> Path:
+    """A page with ε over rounds, and over those of ten times as many."""
+    from fedlens.report.blocks import Curves, Facts, Line
+    from fedlens.report.page import render_page
+
+    length = plan.told["rounds"]
+    rounds = sorted({max(round(length * part / 40), 1) for part in range(1, 41)})
+
+    def line(name: str, cost: Callable[[int], float]) -> Line:
+        values = [cost(one) for one in rounds]
+        return Line(name, rounds, [v if math.isfinite(v) else None for v in values])
+
+    curves = Curves(
+        title="ε over rounds",
+        caption=f"An upper bound, at δ = {plan.told['delta']:g}. 10 times is {plan.ten}.",
+        lines=[line("as planned", plan.cost), line("10 times", plan.with_ten)],
+        y_label="ε",
+    )
+    facts = plan.before | {"epsilon": shown(plan.told["epsilon"])} | plan.after
+    title = f"A plan of privacy for each {plan.told['unit']}"
+    with once_written():
+        table = Facts(title="What is planned", facts=facts)
+        return render_page(title, f"{length:,} rounds", [curves, table], out)
 
 
 def _sizes(described: Experiment, sampling: str | None) -> tuple[int, int, int]:

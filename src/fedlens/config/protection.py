@@ -21,6 +21,10 @@ REFUSED: dict[str, tuple[Callable[[Experiment], Any], str]] = {
     "evaluate.twin": (lambda one: one.evaluate.twin, ON_CLIENTS_DATA),
     "evaluate.local_only": (lambda one: one.evaluate.local_only, ON_CLIENTS_DATA),
     "evaluate.fine_tune": (lambda one: one.evaluate.fine_tune, ON_CLIENTS_DATA),
+    "augment.mixup": (
+        lambda one: one.augment.mixup and protects_examples(one),
+        "what it mixes are examples, and none is then alone",
+    ),
     "stop.batches": (
         lambda one: one.stop and one.stop.batches,
         "how many batches there are depends on what clients hold",
@@ -29,13 +33,22 @@ REFUSED: dict[str, tuple[Callable[[Experiment], Any], str]] = {
 """The keys that a private experiment must leave out, and why."""
 
 
+def check_alone(experiment: Experiment) -> None:
+    """Raise a ValueError for a key that a private experiment must leave out."""
+    for key, (value, why) in REFUSED.items():
+        if value(experiment):
+            raise ValueError(f"{key} and [privacy] exclude each other ({why}): leave one out")
+
+
+def protects_examples(experiment: Experiment) -> bool:
+    return experiment.privacy is not None and experiment.privacy.unit == "example"
+
+
 def protection_of(experiment: Experiment) -> Protection:
     """What an experiment with a number of clients does for privacy, its noise calibrated."""
     given, clients = experiment.privacy, experiment.clients
     assert given is not None and clients.count is not None
-    for key, (value, why) in REFUSED.items():
-        if value(experiment):
-            raise ValueError(f"{key} and [privacy] exclude each other ({why}): leave one out")
+    check_alone(experiment)
     cohort, clip = clients.cohort, given.clip
     noise_cohort = given.noise_cohort or cohort
     mechanism = call(

@@ -328,17 +328,18 @@ class Reporting:
 class Privacy:
     """Differential privacy in training: see docs/privacy.md."""
 
-    unit: Literal["client"] = "client"
-    """who is protected: a `client`, with all that it holds"""
+    unit: Literal["client", "example"] = "client"
+    """who is protected: a `client`, with all that it holds, or each single `example`"""
     epsilon: Annotated[float, Bounds(above=0)] | None = None
     """what the whole run may cost: the noise is as small as that allows. Give this, or `noise`"""
     noise: Annotated[float, Bounds(least=0)] | None = None
-    """the standard deviation of the noise on the sum of a round, in clips: ε follows from it"""
+    """the standard deviation of the noise on the sum of a round (of a batch, to protect examples),
+    in clips: ε follows from it"""
     delta: Annotated[float, Bounds(above=0, below=1)] = 1e-5
-    """the δ that ε is for, below 1 / clients"""
+    """the δ that ε is for, below 1 / clients (below 1 / examples of each client)"""
     clip: Annotated[Scheduled, Bounds(above=0)] = default(1.0)
-    """the longest update that counts in full: longer ones are shortened to it. A number, or
-    `adaptive`"""
+    """the longest update (or gradient of an example) that counts in full: longer ones are shortened
+    to it. A number, or `adaptive`"""
     mechanism: Given[Name, Named] = default(Named("gaussian"))
     """how the noise of the rounds goes together: see [Mechanisms](#mechanisms)"""
     sampling: Literal["poisson", "fixed", "all", "cyclic"] | None = None
@@ -350,6 +351,9 @@ class Privacy:
     population: Count | None = None
     """the clients that those of `noise_cohort` are drawn from; without it, as large a share as here
     takes part"""
+    count_noise: Annotated[float, Bounds(above=0)] | None = None
+    """the standard deviation of the noise on the label counts that clients send once, to protect
+    examples in algorithms that need them (`fedns`, `lastfc`)"""
     ledger: str | None = None
     """the file that keeps what was spent on the data, over all experiments that name it: see [The
     ledger](#the-ledger)"""
@@ -359,6 +363,19 @@ class Privacy:
         both = {"epsilon": self.epsilon, "noise": self.noise}
         given = [key for key, value in both.items() if value is not None]
         demand(len(given) == 1, "privacy", both, "give one of epsilon and noise, and not both")
+        if self.unit == "example":
+            of_clients = {
+                "mechanism": self.mechanism.name != "gaussian" and self.mechanism.name,
+                "clip": isinstance(self.clip, Named) and self.clip.name,
+                "sampling": self.sampling not in (None, "cyclic") and self.sampling,
+                "noise_cohort": self.noise_cohort,
+            }
+            for key, value in of_clients.items():
+                remedy = 'that is for unit = "client": leave it out'
+                demand(not value, f"privacy.{key}", value, remedy)
+        else:
+            remedy = 'it is noise for unit = "example": leave it out'
+            demand(self.count_noise is None, "privacy.count_noise", self.count_noise, remedy)
         if self.ledger is not None:
             own = self.noise_cohort is None
             demand(own, "privacy.ledger", self.ledger, "it keeps no ε of another noise_cohort")

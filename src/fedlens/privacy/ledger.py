@@ -37,7 +37,7 @@ class Entry:
     name: str  # of the data set
     unit: str
     run: str
-    round: int  # from 1
+    round: int  # from 1; 0: before them
     release: Release
 
 
@@ -100,10 +100,10 @@ class Ledger:
                         f"{one.release}: put the old keys of [privacy] back, or start a new run"
                     )
             new = [one for one in entries if (one.run, one.round) not in known]
-            for one in new:
-                if not self.allows(one.data, one.unit, [one.release]):
-                    raise LimitReached(self.why_not(one.round))
             if new:
+                last = new[-1]
+                if not self.allows(last.data, last.unit, [one.release for one in new]):
+                    raise LimitReached(self.why_not(last.round))
                 self._append(handle, [{"entry": asdict(one)} for one in new])
         finally:
             os.close(handle)

@@ -16,15 +16,21 @@ def _of(run: Run) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _shown(epsilon: float | None) -> str:
+    """Rounded up, as an upper bound is."""
+    return "infinite" if epsilon is None else f"{math.ceil(100 * epsilon) / 100:.2f}"
+
+
 def privacy_line(run: Run) -> str:
     """The ε of a run in a line; "" if it is not private."""
     told = _of(run)
     if not told:
         return ""
     spent, delta, size = (number(told.get(key)) for key in ("epsilon", "delta", "clients"))
-    # Rounded up, as an upper bound is.
-    shown = "without bound" if spent is None else f"at most {math.ceil(100 * spent) / 100:.2f}"
+    shown = "without bound" if spent is None else f"at most {_shown(spent)}"
     how = f"{told.get('mechanism')} noise" if isinstance(told.get("mechanism"), str) else "noise"
+    if told.get("unit") == "example":
+        how += " at its client, so also against the server"
     how += f", {told.get('sampling')} sampling, {told.get('neighbouring')} neighbours"
     line = f"ε is {shown} at δ = {delta or 0:g} for each {told.get('unit')} ({how})"
     if is_number(told.get("noise_cohort")):
@@ -58,11 +64,19 @@ def privacy_blocks(groups: Sequence[Group], part: str) -> Iterator[Block]:
     if len(groups) == 1 and len(groups[0].runs) == 1 and (told := _of(groups[0].runs[0])):
         unit, listed = told.get("unit"), told.get("not_covered")
         guarantee = f"{privacy_line(groups[0].runs[0])}"
-        after = "the same: it follows from the sums"
+        if unit == "example":
+            what, follow = "each upload of a client, by steps with noise", "uploads"
+        else:
+            what, follow = "the noisy sum of clipped updates", "sums"
         rows = [
-            ["the noisy sum of clipped updates", guarantee],
-            ["the model, and all from it", after],
+            [what, guarantee],
+            ["the model, and all from it", f"the same: it follows from the {follow}"],
         ]
+        if isinstance(spread := told.get("by_client"), dict):
+            shown = (f"{name} {_shown(number(spread.get(name)))}" for name in ("least", "median"))
+            rows[0][1] += f"; of other clients less: {', '.join(shown)}"
+        if told.get("count_noise"):
+            rows.append(["label counts of clients, with noise", "the same: they have a share"])
         if isinstance(told.get("clip"), dict):
             rows.append(["the clip, and the noisy count that moves it", "the same: it has a share"])
         rows += [[str(one), "none"] for one in listed if isinstance(listed, list)] if listed else []

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from fedlens.algorithm import Algorithm
 from fedlens.algorithm.channel import begin as begin_channel
 from fedlens.algorithm.channel import decode, told_of
 from fedlens.config.names import refuse_taken
@@ -27,7 +26,7 @@ from fedlens.rounds.traffic import num_bytes, sum_of_bytes, upload_bytes
 from fedlens.rounds.uploads import NORM, Uploads
 from fedlens.rounds.work import Part, Shared, Work, exact_model
 
-COMBINE = keys.purpose("combine")
+COMBINE, COUNTS = keys.purpose("combine"), keys.purpose("label counts")
 _PARTS = ("params", "buffers", "told")  # the parts of what clients are sent
 
 
@@ -255,7 +254,7 @@ def _work(experiment: RoundInput, reports: Reports, models: Mapping[int, Memory]
     state = experiment.state
     clients, client_keys, holdings, plan = reports.reported
     counts = federation.label_counts(holdings)
-    cohort = _cohort(algorithm, federation, state, reports.reported, counts)
+    cohort = _cohort(experiment, reports.reported, counts)
     group, memory = None, []
     if reports.arrived:
         versions = torch.tensor([one.version for one in reports.arrived])
@@ -388,15 +387,18 @@ def _move(
     return after, outcome
 
 
-def _cohort(
-    algorithm: Algorithm, federation: Federation, state: State, reported: Asked, counts: Tensor
-) -> Cohort:
+def _cohort(experiment: RoundInput, reported: Asked, counts: Tensor) -> Cohort:
+    algorithm, federation = experiment.program.algorithm, experiment.federation
+    state, private = experiment.state, algorithm.objective.private
     clients, _, holdings, plan = reported
     sizes = holdings.sizes.numpy()
     total = int(sizes.sum())
     size_shares = torch.from_numpy(sizes / max(total, 1))
     label_shares = None
     if "label_counts" in algorithm.discloses:
+        if private is not None:
+            own = keys.fold(keys.root(experiment.seed, COUNTS), clients)
+            counts = private.noisy_counts(counts, own)
         totals = counts.sum(0)
         shares = counts.double() / totals.clamp(min=1)
         label_shares = torch.where(totals > 0, shares, size_shares[:, None])

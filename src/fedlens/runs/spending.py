@@ -15,11 +15,14 @@ from fedlens.privacy.ledger import Entry, Ledger
 from fedlens.setup import Setup
 
 NOT_COVERED = (
+    "the seed, by which noise is drawn: whoever knows it can take the noise away",
     "who takes part in a round, and how many batches and examples are seen (rounds.jsonl)",
     "who holds what (partition.json, manifest.json, the page)",
+    "the pixels' mean and deviation, if they are measured on the training images",
     "the test and validation images that accuracies are measured on",
     "trying settings on these clients: each run costs what it costs, and they add up",
 )
+SIZES = "how many examples each client holds (shares of updates, numbers of steps)"
 ANOTHER = "this federation: epsilon is that of one with {} clients, {} of them expected in a round"
 
 
@@ -31,13 +34,17 @@ class Spending:
         assert given is not None
         self.setup, self.given = setup, given
         self.releases: Counter[Release] = Counter()
+        self.examples = setup.examples_protection if given.unit == "example" else None
+        self.rounds = 0  # counted so far
         self.ledger = None if given.ledger is None else Ledger(Path(given.ledger))
 
     def entries(self, round: int) -> list[Entry]:
         """What round 0, 1, ... releases, as the ledger keeps it."""
         data, unit, run = self.setup.dataset, self.given.unit, self.setup.run_id
-        releases = self.setup.program.algorithm.releases(round)
-        return [Entry(data.digest, data.name, unit, run, round + 1, one) for one in releases]
+        found = [(round + 1, one) for one in self._released(round)]
+        if self.examples is not None and self.examples.count_noise and not round:
+            found = [(0, Release(self.examples.count_noise)), *found]  # before the first round
+        return [Entry(data.digest, data.name, unit, run, number, one) for number, one in found]
 
     def check(self) -> None:
         """Raise a ValueError if the ledger cannot be written, or has no room for a round."""
@@ -62,33 +69,54 @@ class Spending:
     def count(self, *rounds: int) -> None:
         """Add what these rounds, counted from 0, have released."""
         for round in rounds:
-            self.releases.update(self.setup.program.algorithm.releases(round))
+            self.rounds = round + 1
+            if self.examples is None:
+                self.releases.update(self._released(round))
+
+    def _released(self, round: int) -> list[Release]:
+        by = self.setup.program.algorithm if self.examples is None else self.examples
+        return by.releases(round)
 
     def epsilon(self) -> float:
         """What all counted rounds cost together."""
+        if self.examples is not None:
+            return self.examples.epsilon(self.rounds, self.given.delta)
         spent = [replace(one, count=count) for one, count in self.releases.items()]
         return epsilon(spent, self.given.delta) if spent else 0.0
 
     def summary(self) -> dict[str, Any]:
-        given, protection = self.given, protection_of(self.setup.experiment)
+        given = self.given
+        common = {
+            "unit": given.unit,
+            "epsilon": self.epsilon(),
+            "delta": given.delta,
+            "clip": as_plain(given.clip),
+            "mechanism": as_plain(given.mechanism),
+            "accountant": "privacy loss distributions, an upper bound",
+            "ledger": given.ledger,
+        }
+        if self.examples is not None:
+            return common | {
+                "noise": self.examples.noise,
+                "sampling": "poisson",
+                "neighbouring": "add-remove",
+                "clients": len(self.examples.rates),
+                "by_client": self.examples.spread(self.rounds, given.delta),
+                "count_noise": given.count_noise,
+                "not_covered": [SIZES, *NOT_COVERED],
+            }
+        protection = protection_of(self.setup.experiment)
         (*_, last) = protection.released(protection.rounds)
         not_covered = list(NOT_COVERED)
         if given.noise_cohort is not None:
             sizes = (f"{n:,}" for n in (protection.population, protection.noise_cohort))
             not_covered.insert(0, ANOTHER.format(*sizes))
-        return {
-            "unit": given.unit,
-            "epsilon": self.epsilon(),
-            "delta": given.delta,
+        return common | {
             "noise": protection.noise,
-            "clip": as_plain(given.clip),
-            "mechanism": as_plain(given.mechanism),
             "sampling": protection.sampling,
             "neighbouring": last.neighbours,
-            "accountant": "privacy loss distributions, an upper bound",
             "clients": protection.population,
             "cohort": protection.noise_cohort,
             "noise_cohort": given.noise_cohort,
-            "ledger": given.ledger,
             "not_covered": not_covered,
         }

@@ -10,10 +10,12 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from fedlens.algorithm import Algorithm, Amendment, compose, is_paper
+from fedlens.algorithm.dp_sgd import check_protected, protect_examples
 from fedlens.algorithm.pieces import (
     ByEffectiveNumber,
     ClippedByNorm,
     ClippedByValue,
+    Cyclic,
     Epochs,
     Objective,
     OwnNorms,
@@ -29,7 +31,7 @@ from fedlens.config.experiment import Between, Experiment, LocalTraining
 from fedlens.config.names import ALGORITHMS, ANNEALS, LOSSES, OPTIMIZERS
 from fedlens.config.options import Named, call, expect, find
 from fedlens.config.own_code import place_of
-from fedlens.config.protection import protection_of
+from fedlens.config.protection import check_alone, protection_of, protects_examples
 from fedlens.config.schedules import looked_at, value_at
 from fedlens.config.sections import SCHEDULED
 
@@ -60,6 +62,16 @@ def make_algorithm(experiment: Experiment, round: int = 0) -> Algorithm:
         reset=local.reset,
         personal=OwnNorms() if experiment.norm == "local" else None,
     )
+    given, of_examples = experiment.privacy, protects_examples(experiment)
+    if given is not None and of_examples:
+        check_alone(experiment)
+        # For an ε, `build` sets the noise: it knows what clients hold.
+        noise = 1.0 if given.noise is None else given.noise
+        base = protect_examples(base, _number(given.clip), noise, given.count_noise or 0.0)
+        if given.sampling == "cyclic":
+            assert experiment.clients.count is not None
+            turns = Cyclic(experiment.clients.cohort, experiment.clients.count, experiment.seed)
+            base = replace(base, select=turns)
     papers = []
     for named in experiment.algorithm:
         options = {name: now(value) for name, value in named.options.items()}
@@ -72,7 +84,14 @@ def make_algorithm(experiment: Experiment, round: int = 0) -> Algorithm:
         made = call(function, options=options)
         papers.append(expect(made, Amendment, f"algorithm {named.name!r}"))
     algorithm = compose(base, *papers)
-    if experiment.privacy is None:
+    if of_examples:
+        check_protected(algorithm)
+        if isinstance(base.select, Cyclic) and algorithm.select != base.select:
+            raise ValueError(
+                'privacy.sampling is "cyclic", and the algorithm has a way of its own to choose '
+                "clients: leave sampling out"
+            )
+    if given is None or of_examples:
         return algorithm
     return with_privacy(algorithm, protection_of(experiment))
 

@@ -14,6 +14,7 @@ from fedlens.algorithm import Algorithm
 from fedlens.config.experiment import Experiment
 from fedlens.config.names import DEVICES, LOSSES
 from fedlens.config.options import Named, call, expect, find
+from fedlens.config.protection import protects_examples
 from fedlens.core import keys
 from fedlens.core.federation import Dataset, Examples, Federation, Fixed, Holdings
 from fedlens.data.places import Counted
@@ -22,6 +23,7 @@ from fedlens.engines import Engine
 from fedlens.models.weights import Loaded
 from fedlens.network.network import Network
 from fedlens.network.ops import has_triton, loading_triton
+from fedlens.privacy.examples import ExampleProtection
 from fedlens.rounds import begin
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.devices import Devices
@@ -41,6 +43,7 @@ from fedlens.setup.data import (
 )
 from fedlens.setup.devices import devices_of, own_threads, precision_of
 from fedlens.setup.engine import engine_of
+from fedlens.setup.examples import protection_of_examples, with_noise_of_examples
 from fedlens.setup.memory import demand_memory
 from fedlens.setup.network import Networks, shared_network
 from fedlens.setup.tryouts import try_algorithm, try_loss
@@ -83,6 +86,11 @@ class Setup:
         """The EMD of clients from the overall class shares. Cached: it reads all clients."""
         federation = self.federation
         return emd_of(federation.described(), federation.labels, federation.num_classes)
+
+    @cached_property
+    def examples_protection(self) -> ExampleProtection:
+        """What clients do for the privacy of their examples, if [privacy] is for these."""
+        return protection_of_examples(self.experiment, self.program.algorithm, self.federation)
 
     @property
     def some_may_fail(self) -> bool:
@@ -130,6 +138,10 @@ def build(
 
     experiment.augment.check(dataset.train.images)
     algorithm = make_algorithm(experiment)
+    if protects_examples(experiment):
+        federation = Federation(train, dataset.num_classes, split)
+        experiment = with_noise_of_examples(experiment, algorithm, federation)
+        algorithm = make_algorithm(experiment)
     check_schedules(experiment)
     warn_of_rate(experiment.local)
     if device.type == "cpu" and not workers:
@@ -147,7 +159,9 @@ def build(
         algorithm.personal.names(network.layout)
     clocked = _needs_clock(experiment, algorithm)
     program = ClientProgram(algorithm, network.layout, experiment.augment, measures_norm=clocked)
-    if algorithm.covered:
+    if protects_examples(experiment):
+        _ = network.private  # raises for a model that mixes the examples of a batch
+    if any(step.covers for step in algorithm.channel):
         start = begin(network, program, Federation(train, dataset.num_classes, split), device)
         if sent := sent_besides(program, start.params, start.buffers, start.told):
             raise ValueError(
@@ -196,6 +210,21 @@ def partition(
     """The data set, the training examples, and which client holds which (in the first round)."""
     dataset, federation = federate(experiment, data, watch)
     return dataset, federation.examples, federation.everyone(0)
+
+
+def planned_for_examples(
+    experiment: Experiment, data: Path | None = None
+) -> tuple[ExampleProtection, ExampleProtection]:
+    """What clients would do for the privacy of their examples; the same with ten times as many."""
+    _, federation = federate(experiment, data)
+    clients = replace(experiment.clients, count=federation.num_clients)
+    experiment = replace(experiment, clients=clients)
+    algorithm = make_algorithm(experiment)
+    experiment = with_noise_of_examples(experiment, algorithm, federation)
+    one, ten = (
+        protection_of_examples(experiment, algorithm, federation, times) for times in (1, 10)
+    )
+    return one, ten
 
 
 def federate(

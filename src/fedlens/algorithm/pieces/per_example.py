@@ -25,11 +25,15 @@ class PerExample:
     Noise is drawn by key. If `secret` it comes from the operating system, since a key is known to
     the server; and the noisy sum is rounded to a grid that is coarse for floats and fine for the
     noise, so that no low-order bits tell which sum the noise was added to.
+
+    An example is in one label count, so noise of standard deviation `count_noise` on each count is
+    that of one more release. If it is 0, clients send no counts.
     """
 
     clip: Number
     noise: Number
     batch_size: int
+    count_noise: Number = 0.0
     secret: bool = False
 
     def __call__(self, sums: Tree, local: Local) -> Tree:
@@ -41,6 +45,11 @@ class PerExample:
             expected = local.facts.size.clamp(1, self.batch_size)  # [C]
             found[name] = total / per_row(expected.to(total), total)
         return found
+
+    def noisy_counts(self, counts: Tensor, client_keys: Tensor) -> Tensor:  # [C, L], [C]
+        """Label counts as clients send them: by keys that are the same in every round."""
+        own = keys.fold(client_keys[:, None], torch.arange(counts.shape[1]))
+        return (counts + self.count_noise * keys.normal(own)).round().clamp(min=0)
 
     def _noisy(self, total: Tensor, local: Local, number: int) -> Tensor:
         std = torch.as_tensor(self.noise * self.clip, dtype=torch.float64, device=total.device)
