@@ -148,7 +148,7 @@ def test_workers_on_gpus_are_given_large_batches():
     examples = Examples(images, torch.zeros(2, dtype=torch.int64))
     network = Network(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)))
     sizes = {
-        device: evaluate._batch(
+        device: evaluate.batch_of(
             Processes(network, examples, devices=[torch.device(device)]), examples
         )
         for device in ("cpu", "cuda")

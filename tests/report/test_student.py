@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlens.report.pairs import estimate, holm, incomplete_beta, p_value, quantile
+from fedlens.evaluation.intervals import holm, incomplete_beta, p_value
+from fedlens.report.pairs import estimate, quantile
 from tests.later import Later
 
 special, stats = Later("scipy.special"), Later("scipy.stats")

@@ -180,6 +180,8 @@ def finish_run(
     from fedlens.report import read_all, rows, table
     from fedlens.report.cautions import cautions
     from fedlens.report.holdings import client_header, client_rows, worth
+    from fedlens.report.personal import HEADER as PERSONAL
+    from fedlens.report.personal import personal_rows
     from fedlens.report.privacy import privacy_line
     from fedlens.runs.active import unsound_losses
     from fedlens.runs.records import settings
@@ -195,6 +197,8 @@ def finish_run(
             named = run.partition is not None and "client_names" in run.partition
             if named and (clients := client_rows(run)):
                 print(f"\n{table(client_header(run), clients, terminal_columns())}\n")
+            if own := personal_rows(run):
+                print(f"\n{table(PERSONAL, own, terminal_columns())}\n")
             if line := privacy_line(run):
                 print(textwrap.fill(printable(f"{line}."), 80))
             for line in worth(run):

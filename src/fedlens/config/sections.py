@@ -217,6 +217,9 @@ class Evaluate:
     fine_tune: Annotated[int, Bounds(least=0, most=10_000)] = 0
     """this many passes of each client over its own examples from the final model, tested before and
     after; 10000 are the most"""
+    baselines: bool = True
+    """if clients have models of their own, by an algorithm, and are tested: also train FedAvg, and
+    each client alone, and compare: see [personal.md](personal.md#the-protocol)"""
     bootstrap: Annotated[int, Bounds(least=0, most=100_000)] = 0
     """how often examples, and clients, are resampled for 95% intervals of the final measures: 1000
     is customary, 100000 the most"""

@@ -50,10 +50,13 @@ class Twin(NamedTuple):
 class ByClient(NamedTuple):
     """The accuracy of models on each client's test examples; NaN if a client has none."""
 
-    federated: Tensor  # [K]
+    federated: Tensor  # [K] of the run: a client's own model, if it has one
     fine_tuned: Tensor | None = None  # [K]
     local_only: Tensor | None = None  # [K]
     centralised: Tensor | None = None  # [K] the twin, one model for all clients
+    fedavg: Tensor | None = None  # [K] the one model of FedAvg with the same settings
+    fedavg_fine_tuned: Tensor | None = None  # [K]
+    elsewhere: Tensor | None = None  # [K] clients' own models on the test examples of others
 
 
 class Details(NamedTuple):
@@ -225,7 +228,7 @@ def answer(
     tell: Callable[[int], None] = lambda _: None,
 ) -> Answers:
     """The same with the prediction of each example; `tell` is called with the number done."""
-    batch = _batch(engine, examples)
+    batch = batch_of(engine, examples)
     batches = [slice(start, start + batch) for start in range(0, len(examples), batch)]
 
     def tally(model: Tree) -> Answers:
@@ -260,7 +263,7 @@ def correct_answers(setup: Setup, engine: Engine, state: State) -> Tensor:  # [n
     own = personal_models(setup, state)
     models = [own.get(client, model) for client in range(len(held_out))]
     rows = [held_out.members(client).to(examples.labels.device) for client in range(len(held_out))]
-    answers = engine.predict_each(models, examples, rows, _batch(engine, examples))
+    answers = engine.predict_each(models, examples, rows, batch_of(engine, examples))
     found = [rows[0].new_zeros(0, dtype=torch.bool)]
     for which, logits in zip(rows, answers, strict=True):
         found.append(logits.argmax(1) == examples.labels[which])
@@ -281,7 +284,7 @@ def personal_models(setup: Setup, state: State) -> dict[int, Tree]:
 def judge(engine: Engine, examples: Examples, index: Tensor) -> Callable[[Tree], Tensor]:
     """A function that returns which of these examples a model classifies correctly."""
     index = index.to(examples.labels.device)
-    batches = [some for some in torch.split(index, _batch(engine, examples)) if len(some)]
+    batches = [some for some in torch.split(index, batch_of(engine, examples)) if len(some)]
 
     def judge(model: Tree) -> Tensor:  # [n] bool
         found = [index.new_zeros(0, dtype=torch.bool)]
@@ -311,7 +314,7 @@ def _recorded(engine: Engine, key: object, function: Callable[[Tree], T], model:
     return function(model) if result is None else result
 
 
-def _batch(engine: Engine, examples: Examples) -> int:
+def batch_of(engine: Engine, examples: Examples) -> int:
     """How many images are evaluated together."""
     height, width = examples.images.shape[2:]
     workers_on_gpu = any(device.type == "cuda" for device in engine.worker_devices)

@@ -23,6 +23,13 @@ OVER_CLIENTS = ("mean", "std", "min", "p10", "median", "max", "worst_decile", "j
 """Statistics of clients' accuracies by `metrics.spread`, recorded as `client_accuracy_...`."""
 
 
+OF_OWN_MODELS = (
+    *("personal_accuracy", "personal_accuracy_p10", "personal_accuracy_std"),
+    "better_than_alone",
+)
+"""Of the models that clients keep, at the end of a run."""
+
+
 def measure_name(part: str, measure: str) -> str:
     """The name of a measure on a part. `train_loss` is taken: it is the loss of local training."""
     return "train_set_loss" if (part, measure) == ("train", "loss") else f"{part}_{measure}"
@@ -41,8 +48,10 @@ NEITHER = {"clipped_share", *(measure_name(part, "classes_predicted") for part i
 LOWER = {
     *(measure_name(part, name) for part in PARTS for name in ("loss", "ece")),
     *("train_loss", "client_accuracy_std", "primal_residual", "dual_residual", "inexactness"),
+    "personal_accuracy_std",
 }
 HIGHER = OF_MODEL.keys() | {measure_name(part, name) for part in PARTS for name in CHOSEN}
+HIGHER |= {*OF_OWN_MODELS}
 HIGHER -= LOWER | NEITHER
 """Which measures are the better the lower or the higher they are, and for which neither is so.
 
@@ -50,6 +59,7 @@ Others that an algorithm or a user measures have no best value.
 """
 
 SHARES = (HIGHER & OF_MODEL.keys() | {"client_accuracy_std"}) - {"relative_accuracy"}
+SHARES |= {*OF_OWN_MODELS}
 """Measures that are never below 0 or above 1."""
 
 

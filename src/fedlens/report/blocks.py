@@ -25,7 +25,7 @@ Sheet = tuple[list[str], list[list[Cell]]]
 
 Image = np.ndarray[Any, np.dtype[np.uint8]]  # [H, W] gray or [H, W, 3] colour, 0 to 255
 
-Style = Literal["solid", "dashed", "dotted"]
+Style = Literal["solid", "dashed", "dotted", "dots"]  # dots: points that no line joins
 
 T = TypeVar("T")
 

@@ -125,7 +125,8 @@ def _line(axes: Axes, line: Line, place: int, banded: bool) -> None:
         low, high = look.floats(line.low), look.floats(line.high)
         axes.fill_between(line.x, low, high, color=look.colour_of(place), alpha=0.18, linewidth=0)
     # Few points: all have markers. Many: some have, shifted so that lines' markers differ.
-    every = 1 if len(ys) <= FEW_POINTS else (min(2 * place, len(ys) - 1), len(ys) // 6)
+    few = len(ys) <= FEW_POINTS or line.style == "dots"
+    every = 1 if few else (min(2 * place, len(ys) - 1), len(ys) // 6)
     axes.plot(line.x, ys, markevery=every, **_strokes(place, line.style, alone=len(ys) == 1))
     if line.ring is not None:
         how: dict[str, Any] = {"markersize": 9, "markerfacecolor": "none", "markeredgewidth": 1.5}
@@ -134,7 +135,7 @@ def _line(axes: Axes, line: Line, place: int, banded: bool) -> None:
 
 def _strokes(place: int, style: str, alone: bool = False) -> dict[str, Any]:
     """How a line looks, in a figure and in its legend. A point `alone` has a marker."""
-    solid = style == "solid"
+    solid = style in ("solid", "dots")
     return {
         "color": look.colour_of(place),
         "linestyle": look.DASHES[style],

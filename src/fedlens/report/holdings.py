@@ -41,6 +41,9 @@ BY_THEMSELVES = {
     "fine_tuned": "fine-tuned",
     "local_only": "alone",
     "centralised": "centralised",
+    "fedavg": "FedAvg",
+    "fedavg_fine_tuned": "FedAvg, fine-tuned",
+    "elsewhere": "on others' images",
 }
 """Optional columns: accuracies of other models for each client. Keys are those of run files."""
 

@@ -40,7 +40,7 @@ COLOURS = (  # the first four differ under every common colour blindness; marker
 )
 MARKERS = "osD^vPX"  # 7 markers and 9 colours: line 10 has the first colour with another marker
 DASHES: dict[str, Any] = {"solid": "-", "dotted": (0, (1.2, 1.6)), "dashed": (0, (4.5, 2.2))}
-DASHES["level"] = DASHES["dotted"]
+DASHES |= {"level": DASHES["dotted"], "dots": ""}
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 4.2, 0.6, 0.58, 0.42, 0.52  # inches
 NO_LETTERS = "Last Resort"  # matplotlib's fallback font, which draws a box for every character

@@ -10,8 +10,8 @@
     (r) => `M${-r / 2.5},${-r}h${r / 1.25}v${r / 1.7}h${r / 1.7}v${r / 1.25}h${-r / 1.7}v${r / 1.7}h${-r / 1.25}v${-r / 1.7}h${-r / 1.7}v${-r / 1.25}h${r / 1.7}z`,
     (r) => `M${-r},${-r}L${r},${r}M${r},${-r}L${-r},${r}`,
   ];
-  const DASHES = { solid: "", dashed: "6 3", dotted: "1.5 3", level: "2 3" };
-  const WIDTHS = { solid: 2.2, dashed: 1.4, dotted: 1.4, level: 1.2 };
+  const DASHES = { solid: "", dashed: "6 3", dotted: "1.5 3", dots: "0 9", level: "2 3" };
+  const WIDTHS = { solid: 2.2, dashed: 1.4, dotted: 1.4, dots: 0, level: 1.2 };
   const SIDE_BY_SIDE = 3; // names that fit into a line below a chart
   const LETTER = 7.2; // pixels that a letter beside an axis takes at most, about
   const MOST_READ = 12; // values in the box at the pointer
@@ -123,7 +123,7 @@
     }
 
     swatch(line) {
-      return stroke(line.style, colour(line.place), line.style === "solid" ? this.mark([14, 6], line.place, 3.4) : "");
+      return stroke(line.style, colour(line.place), ["solid", "dots"].includes(line.style) ? this.mark([14, 6], line.place, 3.4) : "");
     }
 
     makeLegend() {
@@ -364,8 +364,9 @@
       }
       drawn += `<path class="line" d="${path}" style="stroke:${ink};stroke-width:${WIDTHS[line.style]};stroke-dasharray:${DASHES[line.style]}"/>`;
       const visible = points.filter((p) => p && p[0] >= this.box.left && p[0] <= this.box.right);
-      if (solid || visible.length === 1) {
-        const every = Math.max(1, Math.floor(visible.length / 6));
+      const apart = line.style === "dots";
+      if (solid || apart || visible.length === 1) {
+        const every = apart ? 1 : Math.max(1, Math.floor(visible.length / 6));
         const first = Math.min(2 * line.place, Math.max(0, visible.length - 1)) % every;
         for (let i = first; i < visible.length; i += every) drawn += this.mark(visible[i], line.place, 3.2);
       }

@@ -10,6 +10,7 @@ from itertools import combinations
 from statistics import fmean, stdev
 from typing import Any
 
+from fedlens.evaluation.intervals import holm, p_value
 from fedlens.report.groups import (
     Group,
     differing,
@@ -309,11 +310,6 @@ def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimat
     return Estimate(n, mean, std, mean - half, mean + half, p)
 
 
-def p_value(t: float, dof: float) -> float:
-    """The probability of |T| >= |t| under Student's distribution."""
-    return incomplete_beta(dof / 2, 0.5, dof / (dof + t * t))
-
-
 @cache  # called for every round of a curve
 def quantile(confidence: float, dof: float) -> float:
     """The t such that a share `confidence` of Student's distribution lies within ± t."""
@@ -324,30 +320,3 @@ def quantile(confidence: float, dof: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if 1 - p_value(middle, dof) < confidence else (low, middle)
     return (low + high) / 2
-
-
-def incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function I_x(a, b)."""
-    if not 0 < x < 1:
-        return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):  # here the series would converge slowly
-        return 1 - incomplete_beta(b, a, 1 - x)
-    logarithm = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    term = math.exp(logarithm + a * math.log(x) + b * math.log1p(-x)) / a
-    total, n = 0.0, 0
-    while term > 1e-17 * total:  # a series of positive terms: small values are exact, too
-        total += term
-        term *= x * (a + b + n) / (a + 1 + n)
-        n += 1
-    return total
-
-
-def holm(ps: Sequence[float | None]) -> list[float | None]:
-    """p-values corrected for multiple comparisons (Holm 1979); None stays None."""
-    order = sorted((p, i) for i, p in enumerate(ps) if p is not None)
-    corrected: list[float | None] = [None] * len(ps)
-    highest = 0.0
-    for rank, (p, i) in enumerate(order):
-        highest = max(highest, min(1.0, p * (len(order) - rank)))
-        corrected[i] = highest
-    return corrected

@@ -38,6 +38,7 @@ from fedlens.report.holdings import (
 )
 from fedlens.report.numbers import NONE, format_number
 from fedlens.report.page import render_page
+from fedlens.report.personal import personal_blocks
 from fedlens.report.privacy import privacy_blocks, privacy_line
 from fedlens.report.tables import decimal, rows
 from fedlens.runs.records import (
@@ -96,7 +97,12 @@ def run_blocks(runs: Sequence[Run]) -> list[Block]:
     blocks += [*_ends(groups, part), *grid_block(group(runs), part)]
     blocks += [*privacy_blocks(groups, part), *cost_blocks(groups, part), *schedule_blocks(groups)]
     blocks += outcome_blocks(groups, part)
-    blocks += [*client_blocks(groups), *class_blocks(groups), *reliability_blocks(groups)]
+    blocks += [
+        *personal_blocks(groups),
+        *client_blocks(groups),
+        *class_blocks(groups),
+        *reliability_blocks(groups),
+    ]
     blocks += [*_intervals(groups), *partition_blocks(groups)]
     if repeated:
         blocks.append(_results(runs, title="Each run"))

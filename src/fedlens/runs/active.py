@@ -23,7 +23,14 @@ from fedlens.runs.records import is_number
 from fedlens.runs.result import Result, by_name
 from fedlens.runs.spending import Spending
 from fedlens.runs.stopping import Stopping
-from fedlens.runs.summary import Record, gains, stopped_round, summary
+from fedlens.runs.summary import (
+    Record,
+    final,
+    gains,
+    personal_measures,
+    stopped_round,
+    summary,
+)
 from fedlens.runs.watching import Watch, tell
 from fedlens.setup import Setup
 from fedlens.storage.run_files import CLIENTS, EVALUATION, LARGEST_LOSS, OVER, SUMMARY, to_json
@@ -51,7 +58,7 @@ class ActiveRun:
         *,
         twin: Twin | None = None,
         watch: Watch | None = None,
-        by_client: Callable[..., ByClient] | None = None,
+        by_client: Callable[..., ByClient | None] | None = None,
     ) -> None:
         self.setup, self.folder, self.records = setup, folder, list(saved.records)
         self.watch, self.twin, self.by_client = watch, twin, by_client
@@ -235,12 +242,13 @@ class ActiveRun:
         if ended and setup.engine.reporting is None:
             self._write_details(Evaluation(setup, setup.engine, self.state).read(self.twin)[1])
         if times := asked.bootstrap:
-            final = Evaluation(setup, setup.engine, self.state)
-            self.closer["intervals"] = final.intervals(times, self.watch)
-        compared = setup.client_tests and (asked.fine_tune or asked.local_only or asked.twin)
-        if self.by_client is not None and compared:
-            found = self.by_client(setup, self.state, self.twin, self.watch)
+            again = Evaluation(setup, setup.engine, self.state)
+            self.closer["intervals"] = again.intervals(times, self.watch)
+        by_client = self.by_client if setup.client_tests else None
+        if by_client and (found := by_client(setup, self.state, self.twin, self.watch)):
             self.closer |= gains(found, setup.experiment.seed)
+            if setup.is_personal:
+                self.closer["final"] = final(self.records) | personal_measures(found)
             if self.folder is not None:
                 known = {k: v.tolist() for k, v in found._asdict().items() if v is not None}
                 self.folder.write(CLIENTS, to_json(known) + "\n")

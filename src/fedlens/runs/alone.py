@@ -4,27 +4,51 @@ Each client trains with the run's local settings on its own examples only: from 
 weights (`evaluate.local_only`), with as many passes over its examples as the centralised twin makes
 over all examples, or from the final model (`evaluate.fine_tune`). Its model is tested on the same
 examples as the federated model is for that client. Clients train side by side in one cohort, each
-as an experiment of its own, as in a sweep.
+as an experiment of its own, as in a sweep. A run whose clients have models of their own is compared
+with clients alone and with FedAvg, as it is and tuned by each client (`evaluate.baselines`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedlens.config.experiment import Evaluate
 from fedlens.core import Tree
 from fedlens.core.federation import Federation, Fixed
-from fedlens.evaluation.evaluate import ByClient, Twin, judge, personal_models, tested_examples
+from fedlens.data.places import cache
+from fedlens.evaluation.evaluate import (
+    ByClient,
+    Twin,
+    batch_of,
+    judge,
+    personal_models,
+    tested_by_client,
+    tested_examples,
+)
 from fedlens.rounds import RoundInput, State, begin, run_rounds
 from fedlens.rounds.client import ClientProgram
+from fedlens.runs.loop import train
 from fedlens.runs.settings import torch_settings
-from fedlens.runs.twin import plain_training
+from fedlens.runs.summary import Record
+from fedlens.runs.twin import key_of, plain_training, shares
 from fedlens.runs.watching import Watch, tell
-from fedlens.setup import Setup
+from fedlens.setup import Setup, build
+from fedlens.storage.files import write_atomically
+from fedlens.storage.run_files import to_json
 
 AT_ONCE = 64  # clients whose models are in memory together
+PASSES = 5  # of each client that tunes FedAvg's model, if the run names no other number
+ELSEWHERE = 2000  # examples at most on which the models of others are tested
+BASELINES = ("fedavg", "fedavg_fine_tuned", "local_only")
+
+logger = logging.getLogger(__name__)
 
 
 def check_clients_are_tested(setup: Setup) -> None:
@@ -41,36 +65,119 @@ def check_clients_are_tested(setup: Setup) -> None:
         )
 
 
-def by_client(setup: Setup, final: State, twin: Twin | None, watch: Watch | None) -> ByClient:
-    """The accuracies by client that the experiment asks for, given the final state.
+def has_baselines(setup: Setup) -> bool:
+    """Whether FedAvg, and clients alone, are trained to compare a personal algorithm with."""
+    experiment = setup.experiment
+    return setup.is_personal and experiment.evaluate.baselines and experiment.privacy is None
 
-    During training, `watch` is called after each pass with its number (`tuned` or `alone`) and the
-    number of passes (`of`).
+
+def by_client(
+    setup: Setup, final: State, twin: Twin | None, watch: Watch | None
+) -> ByClient | None:
+    """The accuracies by client that the experiment asks for, given the final state, if any.
+
+    During training, `watch` is called after each pass with its number (`tuned` or `alone`), or each
+    round of FedAvg (`baseline`), and the number of these (`of`).
     """
     evaluate, clients = setup.experiment.evaluate, range(setup.federation.num_clients)
+    own, compares = setup.program.algorithm.personal, has_baselines(setup)
+    tune = own.tune if own is not None else 0
+    trains = bool(evaluate.fine_tune or evaluate.local_only or tune)
+    if not (trains or compares or twin is not None):
+        return None
     models = [final.params | final.buffers] * len(clients)
     for client, model in personal_models(setup, final).items():
         models[client] = model
-    federated = torch.stack([_tested(setup, client, models[client]) for client in clients])
-    tuned = alone = central = None
+    found = ByClient(torch.stack([_tested(setup, client, models[client]) for client in clients]))
     if twin is not None and twin.by_client is not None:
-        central = torch.tensor(twin.by_client, dtype=torch.float64)
-    if not (evaluate.fine_tune or evaluate.local_only):
-        return ByClient(federated, centralised=central)
+        found = found._replace(centralised=torch.tensor(twin.by_client, dtype=torch.float64))
+    if compares:
+        passes = tune or evaluate.fine_tune or PASSES
+        found = found._replace(**_baselines(setup, final.round, passes, watch))
+        elsewhere = None if tune else _elsewhere(setup, models)
+        found = found._replace(elsewhere=elsewhere)
+    if not trains:
+        return found
     plain = plain_training(setup)
     with torch_settings(plain.experiment, plain.device, plain.threads):
         try:
-            if evaluate.fine_tune:  # with the last values of schedules: it continues the run
-                program = plain.program_of(plain.experiment.rounds - 1)
-                tuned = _accuracy(
-                    setup, plain, models, [program] * evaluate.fine_tune, "tuned", watch
-                )
-            if evaluate.local_only:
-                passes = [plain.program_of(number) for number in range(plain.experiment.rounds)]
-                alone = _accuracy(setup, plain, None, passes, "alone", watch)
+            # With the last values of schedules: it continues the run.
+            last = plain.program_of(plain.experiment.rounds - 1)
+            if tune:
+                own_ones = _accuracy(setup, plain, models, [last] * tune, "tuned", watch)
+                found = found._replace(federated=own_ones)
+            if count := evaluate.fine_tune:
+                tuned = _accuracy(setup, plain, models, [last] * count, "tuned", watch)
+                found = found._replace(fine_tuned=tuned)
+            if evaluate.local_only and not compares:
+                alone = _accuracy(setup, plain, None, _passes(plain), "alone", watch)
+                found = found._replace(local_only=alone)
         finally:
             plain.engine.close()
-    return ByClient(federated, tuned, alone, central)
+    return found
+
+
+def _passes(plain: Setup) -> list[ClientProgram]:
+    return [plain.program_of(number) for number in range(plain.experiment.rounds)]
+
+
+def _baselines(setup: Setup, rounds: int, passes: int, watch: Watch | None) -> dict[str, Any]:
+    """FedAvg with the run's settings, tuned by each client, and clients alone; see `ByClient`.
+
+    They depend on nothing that the algorithm changes, and are kept for the next run like twins.
+    """
+    experiment, asked = setup.experiment, setup.experiment.evaluate
+    evaluate = Evaluate(every=rounds, on=asked.on, validation=asked.validation)
+    described = replace(
+        experiment, dataset=setup.dataset, rounds=rounds, algorithm=(), stop=None, evaluate=evaluate
+    )
+    base = build(described, beside=setup)
+    file = cache() / "baselines" / f"{key_of(base, setup.client_tests, passes)}.json"
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        known = json.loads(file.read_bytes())
+        return {name: torch.tensor(shares(known[name])).double() for name in BASELINES}
+
+    def tell_round(record: Record) -> None:
+        tell(watch, {"baseline": record["round"], "of": rounds})
+
+    result = train(base, tell_round)
+    if result.status != "finished":
+        logger.warning("FedAvg %s with these settings: there is nothing to compare", result.status)
+        return {}
+    model = {name: t for name, t in result.model.items() if name not in setup.network.frozen}
+    plain = plain_training(base)
+    with torch_settings(plain.experiment, plain.device, plain.threads):
+        try:
+            starts = [model] * setup.federation.num_clients
+            tuning = [plain.program_of(plain.experiment.rounds - 1)] * passes
+            found = {
+                "fedavg": tested_by_client(setup, model),
+                "fedavg_fine_tuned": _accuracy(setup, plain, starts, tuning, "tuned", watch),
+                "local_only": _accuracy(setup, plain, None, _passes(plain), "alone", watch),
+            }
+        finally:
+            plain.engine.close()
+    content = {name: t.tolist() for name, t in found.items()}
+    with contextlib.suppress(OSError):
+        write_atomically(file, to_json(content).encode())
+    return found
+
+
+def _elsewhere(setup: Setup, models: list[Tree]) -> Tensor:  # [K]
+    """The accuracy of each client's model on the test examples of all others, or on some."""
+    assert setup.client_tests is not None, "who asks for it was checked"
+    tests = setup.client_tests
+    held, examples = tests.holdings, tested_examples(setup, tests)
+    owner = torch.repeat_interleave(torch.arange(len(held)), held.sizes)
+    order = torch.randperm(len(owner), generator=torch.Generator().manual_seed(0))[:ELSEWHERE]
+    rows = [held.index[order[owner[order] != client]] for client in range(len(held))]
+    rows = [some.to(examples.labels.device) for some in rows]
+    logits = setup.engine.predict_each(models, examples, rows, batch_of(setup.engine, examples))
+    right = [
+        (found.argmax(1) == examples.labels[some]).double().mean().cpu()
+        for found, some in zip(logits, rows, strict=True)
+    ]
+    return torch.stack(right)
 
 
 def _accuracy(

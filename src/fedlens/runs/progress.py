@@ -180,7 +180,7 @@ class _Rounds:
         if is_aside(record):
             number, of = _passes(record)
             # The other kinds often end at once.
-            is_long = any(key in record for key in ("twin", "tuned", "alone"))
+            is_long = any(key in record for key in ("twin", "tuned", "baseline", "alone"))
             is_due = now - self.last_print >= PLAIN_SECONDS or (is_long and number in (1, of))
             line = _joined(_so_far(record), loss, about)
         elif "round" not in record:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.core import Tree
-from fedlens.evaluation.measures import PARTS, measure_name
+from fedlens.evaluation.measures import OF_OWN_MODELS, PARTS, measure_name
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.records import is_number, summary_of
 from fedlens.runs.summary import Record, final
@@ -73,7 +73,8 @@ class Result:
     @property
     def final(self) -> dict[str, float]:
         """The last evaluation, by name: test_accuracy, test_loss, ..."""
-        return final(self.records)
+        known = self.summary.get("final") or {}
+        return final(self.records) | {k: known[k] for k in OF_OWN_MODELS if k in known}
 
     def __repr__(self) -> str:
         count = len(self.records)

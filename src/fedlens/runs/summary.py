@@ -9,8 +9,9 @@ import torch
 from fedlens.config.names import OF_ROUND, OUTCOMES, REPORTED
 from fedlens.engines.trainer import largest_yet
 from fedlens.evaluation.evaluate import ByClient, Twin, primary_part
-from fedlens.evaluation.intervals import bootstrap_mean
+from fedlens.evaluation.intervals import bootstrap_mean, holm, p_value
 from fedlens.evaluation.measures import OF_MODEL, best, measure_name
+from fedlens.evaluation.metrics import spread
 from fedlens.rounds import State
 from fedlens.rounds.cohorts import Reports
 from fedlens.runs.budgets import at_round_numbers, clock_at, rounds_to
@@ -93,26 +94,44 @@ def _measured(records: list[Record]) -> Record:
 
 
 def gains(found: ByClient, seed: int) -> dict[str, Any]:
-    """The federated model compared with each client's own model: which clients gain?
+    """The models of the run compared with others, client by client: which clients gain?
 
-    This is the entry `against` of a summary, if clients have models of their own.
+    This is the entry `against` of a summary. p-values are of paired differences over clients
+    (Student), corrected for the number of comparisons (Holm).
     """
     against: dict[str, Any] = {}
-    for name, own in (("fine_tuned", found.fine_tuned), ("local_only", found.local_only)):
+    for name in ("fine_tuned", "local_only", "fedavg", "fedavg_fine_tuned"):
+        own = getattr(found, name)
         if own is None:
             continue
         known = ~(own.isnan() | found.federated.isnan())
         gain = (found.federated - own)[known]
+        error = float(gain.std()) / max(len(gain), 1) ** 0.5 if len(gain) > 1 else 0.0
         against[name] = {
             "clients": len(gain),
             "federated_mean": float(found.federated[known].mean()),
             "own_mean": float(own[known].mean()),
             "gain": float(gain.mean()),
             "gain_interval": bootstrap_mean(gain, seed),
+            "p": p_value(float(gain.mean()) / error, len(gain) - 1) if error else None,
             "federated_better": int((gain > 0).sum()),
             "own_better": int((gain < 0).sum()),
         }
+    for about, p in zip(against.values(), holm([a["p"] for a in against.values()]), strict=True):
+        about["p"] = p
     return {"against": against} if against else {}
+
+
+def personal_measures(found: ByClient) -> dict[str, float]:
+    """How good clients' own models are, and the share of clients that are better off than alone."""
+    of_clients = spread(found.federated)
+    measures = {"personal_accuracy": of_clients["mean"]} if of_clients else {}
+    measures |= {f"personal_accuracy_{k}": of_clients[k] for k in ("p10", "std") if of_clients}
+    if found.local_only is not None:
+        known = ~(found.local_only.isnan() | found.federated.isnan())
+        better = (found.federated > found.local_only)[known]
+        measures["better_than_alone"] = float(better.double().mean())
+    return measures
 
 
 def who_failed(setup: Setup, state: State, reports: Reports) -> Record:

@@ -74,12 +74,12 @@ def trained(setup: Setup, watch: Watch | None = None) -> Twin:
     """
     central = plain_training(setup, watch)
     described = replace(central.experiment, dataset=setup.experiment.dataset)
-    file = cache() / "twins" / f"{_key(central, setup.client_tests)}.json"
+    file = cache() / "twins" / f"{key_of(central, setup.client_tests)}.json"
     measure = measure_name(primary_part(described), "accuracy")
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # else it is trained
         known = json.loads(file.read_bytes())
-        shares = _shares(known["by_client"]) if setup.client_tests is not None else None
-        return Twin(float(known["records"][-1][measure]), cached=True, by_client=shares)
+        own = shares(known["by_client"]) if setup.client_tests is not None else None
+        return Twin(float(known["records"][-1][measure]), cached=True, by_client=own)
 
     def report_pass(record: Record) -> None:
         passes = {"twin": record["round"], "of": described.rounds}
@@ -91,16 +91,16 @@ def trained(setup: Setup, watch: Watch | None = None) -> Twin:
             f"the centralised twin {result.status} in pass {len(result.records)} of "
             f"{described.rounds}: try a smaller local.lr, or set evaluate.twin = false"
         )
-    shares = None
+    own = None
     if setup.client_tests is not None:
-        shares = _shares(tested_by_client(setup, result.model).tolist())
-    content = {"experiment": described.plain(), "records": result.records, "by_client": shares}
+        own = shares(tested_by_client(setup, result.model).tolist())
+    content = {"experiment": described.plain(), "records": result.records, "by_client": own}
     with contextlib.suppress(OSError):  # without a writable cache it is trained every time
         write_atomically(file, to_json(content, indent=1).encode())
-    return Twin(result.final[measure], cached=False, by_client=shares)
+    return Twin(result.final[measure], cached=False, by_client=own)
 
 
-def _shares(values: Sequence[float | None]) -> tuple[float, ...]:
+def shares(values: Sequence[float | None]) -> tuple[float, ...]:
     """Accuracies by client; a client without test examples has NaN (null in a file)."""
     return tuple(math.nan if value is None else float(value) for value in values)
 
@@ -235,8 +235,11 @@ def _num_processed(setup: Setup, watch: Watch | None) -> float:
     return experiment.rounds * updates * mean
 
 
-def _key(setup: Setup, tests: ClientTests | None) -> str:
-    """A hash of everything that the twin's accuracy depends on, in all and by client."""
+def key_of(setup: Setup, tests: ClientTests | None, passes: int | None = None) -> str:
+    """A hash of everything that the accuracy of a setup depends on, in all and by client.
+
+    `passes` are those of baselines, whose clients are more than one: who holds what counts, too.
+    """
     plain = setup.experiment.plain()
     settings = {name: value for name, value in plain.items() if name not in GIVEN_BY_CONTENT}
     network = setup.network
@@ -257,7 +260,11 @@ def _key(setup: Setup, tests: ClientTests | None) -> str:
     if tests is not None:
         digest.update(bytes_of(tests.holdings.index))
         digest.update(bytes_of(tests.holdings.offsets))
-    held = setup.federation.everyone(0).index
+    everyone = setup.federation.everyone(0)
+    held = everyone.index
+    if passes is not None:
+        digest.update(to_json([passes, plain["clients"]]).encode())
+        digest.update(bytes_of(everyone.offsets))
     for part in _contents(setup.federation.examples, held):
         digest.update(part)
     for examples in setup.parts.values():

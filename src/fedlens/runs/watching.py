@@ -16,6 +16,7 @@ ASIDE = {  # progress outside of rounds, in words for a line and for a bar
     "planned": ("counting what clients train on, client", "twin: client"),
     "twin": ("training its centralised twin, pass", "twin: pass"),
     "tuned": ("fine-tuning each client's model, pass", "fine-tuning: pass"),
+    "baseline": ("training FedAvg to compare, round", "FedAvg: round"),
     "alone": ("training clients by themselves, pass", "alone: pass"),
     "drawn": ("resampling examples for intervals,", "intervals:"),
 }

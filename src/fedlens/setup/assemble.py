@@ -93,6 +93,11 @@ class Setup:
         return protection_of_examples(self.experiment, self.program.algorithm, self.federation)
 
     @property
+    def is_personal(self) -> bool:
+        """Whether an algorithm gives clients models of their own."""
+        return self.program.algorithm.personal is not None and self.experiment.norm != "local"
+
+    @property
     def some_may_fail(self) -> bool:
         """Whether clients that are asked may fail to report."""
         return self.clock is not None or self.engine.reporting is not None

@@ -1,0 +1,114 @@
+"""Models of clients' own beside FedAvg's, and beside those that clients train alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from fedlens.report.blocks import Block, Curves, Line, Table
+from fedlens.report.groups import Group
+from fedlens.report.numbers import NONE, format_number
+from fedlens.runs.records import Run, is_number
+
+COMPARED = {
+    "federated": "",
+    "fedavg": "FedAvg, one model",
+    "fedavg_fine_tuned": "FedAvg, fine-tuned",
+    "local_only": "each client alone",
+    "centralised": "all data in one place",
+    "elsewhere": "own models on the others' images",
+}
+HEADER = ["model", "mean", "by images", "worst tenth", "std", "better than alone", "gain", "p"]
+
+
+def personal_rows(run: Run) -> list[list[str]]:
+    """A row for each kind of model; empty if there is nothing that clients' own compare with.
+
+    `by images` is the mean in which every test image counts the same; the gain is that of the
+    clients' own models, with its 95% interval over clients, and p is corrected (Holm).
+    """
+    known = {name: _shares(run, name) for name in COMPARED}
+    if len(known["fedavg"]) == 0 or len(known["federated"]) != len(known["fedavg"]):
+        return []
+    tested = np.array([x if is_number(x) else 0 for x in run.evaluation.get("client_tested", [])])
+    alone, against = known["local_only"], run.summary.get("against")
+    rows = []
+    for name, words in COMPARED.items():
+        shares = known[name]
+        if len(shares) != len(known["federated"]):
+            continue
+        sound = np.isfinite(shares)
+        worst = np.sort(shares[sound])[: max(int(sound.sum()) // 10, 1)]
+        weights = tested[sound] if len(tested) == len(shares) and tested[sound].any() else None
+        better = NONE
+        if name not in ("local_only", "elsewhere") and len(alone) == len(shares):
+            both = sound & np.isfinite(alone)
+            better = f"{int((shares > alone)[both].sum())} of {int(both.sum())}"
+        about = against.get(name) if isinstance(against, dict) else None
+        rows.append(
+            [
+                words or f"{run.algorithm}, a model for each",
+                *(format_number(float(x), True) for x in (
+                    np.mean(shares[sound]),
+                    np.average(shares[sound], weights=weights),
+                    np.mean(worst),
+                    np.std(shares[sound]),
+                )),
+                better,
+                *(_gain(about) if isinstance(about, dict) else (NONE, NONE)),
+            ]
+        )  # fmt: skip
+    return rows
+
+
+def _shares(run: Run, name: str) -> np.ndarray:
+    found = run.evaluation.get(name)
+    listed = found if isinstance(found, list) else []
+    return np.array([x if is_number(x) else np.nan for x in listed], float)
+
+
+def _gain(about: dict[str, object]) -> tuple[str, str]:
+    gain, ends, p = (about.get(key) for key in ("gain", "gain_interval", "p"))
+    if not is_number(gain):
+        return NONE, NONE
+    words = f"{100 * gain:+.1f}"
+    if isinstance(ends, list | tuple) and len(ends) == 2 and all(map(is_number, ends)):
+        words += f" ({100 * ends[0]:+.1f} to {100 * ends[1]:+.1f})"
+    return words, format_number(p) if is_number(p) else NONE
+
+
+def personal_blocks(groups: Sequence[Group]) -> Iterator[Block]:
+    """A table for each group, and a dot for each client: alone against federated."""
+    lines = []
+    for one in groups:
+        run = one.runs[0]
+        rows = personal_rows(run)
+        if not rows:
+            continue
+        of = f": {one.name}" if len(groups) > 1 else ""
+        yield Table(
+            title=f"Was it worth it to federate?{of}",
+            caption="All models on the same test images of each client, which nobody trained on, "
+            "after the last round. `by images` counts every image alike; gains are those of the "
+            "clients' own models, in points, with 95% intervals over clients; p is corrected for "
+            "the number of comparisons (Holm)."
+            + " Of repeats, the first run."
+            * (len(one.runs) > 1),
+            header=HEADER,
+            rows=rows,
+        )
+        alone, own = _shares(run, "local_only"), _shares(run, "federated")
+        if len(alone) == len(own):
+            order = np.argsort(alone)
+            lines.append(Line(one.name, alone[order].tolist(), own[order].tolist(), style="dots"))
+    if lines:
+        yield Curves(
+            title="Alone or together",
+            caption="A dot is a client: above the dotted line its model from the federation is "
+            "better than the one that it trains alone.",
+            lines=[*lines, Line("equally good", [0.0, 1.0], [0.0, 1.0], style="dotted")],
+            x_label="accuracy alone",
+            y_label="accuracy of its own model",
+            percent=True,
+        )

@@ -1,0 +1,112 @@
+"""Runs whose clients have models of their own: what they are compared with."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import fedlens as fl
+from fedlens.report.blocks import Curves
+from fedlens.report.personal import COMPARED, HEADER, personal_rows
+from fedlens.report.runs import run_blocks
+from fedlens.runs.records import read
+from tests.toys import toy
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def described(algorithm, **evaluate):
+    return fl.Experiment(
+        dataset=toy(side=16),
+        model="lenet5",
+        rounds=3,
+        engine="sequential",
+        clients=fl.Clients(count=6, holdout=0.3),
+        local=fl.LocalTraining(batch_size=4, lr=0.05),
+        algorithm=algorithm,
+        evaluate=fl.Evaluate(**evaluate),
+    )
+
+
+def by_clients(run):
+    return json.loads((run / "clients.json").read_text())
+
+
+def test_a_personal_run_is_compared_with_fedavg_tuned_and_not_and_with_clients_alone(tmp_path):
+    result = fl.run(described("ditto"), tmp_path / "run")
+    found = by_clients(tmp_path / "run")
+    plain = described("fedavg", fine_tune=5, local_only=True)
+    fl.run(plain, tmp_path / "fedavg")
+    expected = by_clients(tmp_path / "fedavg")
+    assert found["fedavg"] == expected["federated"]
+    assert found["fedavg_fine_tuned"] == expected["fine_tuned"]
+    assert found["local_only"] == expected["local_only"]
+    final = result.summary["final"]
+    assert final["personal_accuracy"] == pytest.approx(sum(found["federated"]) / 6)
+    assert final["personal_accuracy"] == pytest.approx(final["client_accuracy_mean"])
+    better = sum(a > b for a, b in zip(found["federated"], found["local_only"], strict=True))
+    assert final["better_than_alone"] == pytest.approx(better / 6)
+    assert all(0 <= share <= 1 for share in found["elsewhere"])
+    assert result.summary["against"].keys() == {"local_only", "fedavg", "fedavg_fine_tuned"}
+
+
+def test_what_it_is_compared_with_is_trained_once(tmp_path):
+    told: list[dict[str, Any]] = []
+    fl.run(described("ditto"), tmp_path / "ditto")
+    fl.run(described("apfl"), tmp_path / "apfl", watch=told.append, progress=False)
+    assert not any("baseline" in record or "alone" in record for record in told)
+    one, other = by_clients(tmp_path / "ditto"), by_clients(tmp_path / "apfl")
+    for name in ("fedavg", "fedavg_fine_tuned", "local_only"):
+        assert one[name] == other[name]
+    told.clear()
+    more = replace(described("ditto"), clients=fl.Clients(count=6, holdout=0.3, per_round=3))
+    fl.run(more, watch=told.append, progress=False)
+    assert [r["baseline"] for r in told if "baseline" in r] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("algorithm", ["fedbabu", "fine-tune", "per-fedavg"])
+def test_a_model_that_is_tuned_at_the_end_is_measured_then(algorithm, tmp_path):
+    passes = {"fedbabu": 5, "fine-tune": 5, "per-fedavg": 1}[algorithm]
+    fl.run(described(algorithm, baselines=False), tmp_path / "run")
+    fl.run(described(algorithm, fine_tune=passes, baselines=False), tmp_path / "b")
+    found = by_clients(tmp_path / "run")
+    assert found["federated"] == by_clients(tmp_path / "b")["fine_tuned"]
+    assert found.keys() == {"federated"}
+
+
+def test_fine_tuning_is_the_tuned_baseline_itself(tmp_path):
+    fl.run(described("fine-tune"), tmp_path / "run")
+    found = by_clients(tmp_path / "run")
+    assert found["federated"] == found["fedavg_fine_tuned"]
+
+
+def test_without_baselines_or_tests_nothing_more_is_trained(tmp_path):
+    fl.run(described("ditto", baselines=False), tmp_path / "run")
+    assert not (tmp_path / "run" / "clients.json").exists()
+    untested = replace(described("ditto"), clients=fl.Clients(count=6))
+    fl.run(untested, tmp_path / "untested")
+    assert not (tmp_path / "untested" / "clients.json").exists()
+
+
+def test_the_page_and_the_terminal_say_whether_it_was_worth_it(tmp_path):
+    fl.run(described("ditto", twin=True), tmp_path / "run")
+    run = read(tmp_path / "run")
+    rows = {row[0]: dict(zip(HEADER, row, strict=True)) for row in personal_rows(run)}
+    assert list(rows)[1:] == [words for words in COMPARED.values() if words]
+    found = by_clients(tmp_path / "run")
+    shares = found["fedavg"]
+    assert rows["FedAvg, one model"]["mean"] == f"{100 * sum(shares) / 6:.1f}%"
+    better = sum(a > b for a, b in zip(shares, found["local_only"], strict=True))
+    assert rows["FedAvg, one model"]["better than alone"] == f"{better} of 6"
+    blocks = {block.title: block for block in run_blocks([run])}
+    dots = blocks["Alone or together"]
+    assert isinstance(dots, Curves)
+    assert dots.lines[0].x == sorted(found["local_only"])
+    assert sum(y or 0.0 for y in dots.lines[0].y) == pytest.approx(sum(found["federated"]))
+    assert "Was it worth it to federate?" in blocks
+    fl.run(described("fedavg"), tmp_path / "plain")
+    assert not personal_rows(read(tmp_path / "plain"))
