@@ -16,6 +16,7 @@ from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedavgm import fedavgm
 from fedlens.core import Local, keys
 from fedlens.core.federation import Federation, Holdings, Split
+from fedlens.core.trees import map_tensors
 from fedlens.engines import Sequential, Stacked
 from fedlens.engines.graphs import Captures
 from fedlens.network.network import Network
@@ -153,3 +154,27 @@ def test_a_few_clients_by_chance_are_those_clients_and_nobody_else():
     one, other = train(chance, rounds=4), train(chance, "stacked", rounds=4)
     for name, p in one.params.items():
         torch.testing.assert_close(other.params[name], p)
+
+
+@pytest.mark.parametrize("room", [0.5, 5.5])
+def test_what_clients_remember_goes_to_the_host_if_there_is_no_room_and_changes_nothing(
+    room, monkeypatch
+):
+    algorithm, went = compose(PLAIN, fedadmm()), []
+    plain, _ = rounds(algorithm)
+    row = plain.clients.rows[next(iter(plain.clients.rows))]
+    each = sum(t.nbytes for tree in row.values() for t in tree.values())
+
+    def on_host(memory):
+        went.append(memory)
+        return map_tensors(memory, torch.clone)
+
+    monkeypatch.setattr("fedlens.rounds.round.on_host", on_host)
+    monkeypatch.setattr("fedlens.rounds.round.room_on", lambda _: int(room * each))
+    state, split = rounds(algorithm)
+    assert_equal(state.params, plain.params)
+    for client, memory in plain.clients.rows.items():
+        for part, tree in memory.items():
+            assert_equal(state.clients.rows[client][part], tree)
+    of_all = len(went) / sum(split.asked)
+    assert of_all == 1 if room < 1 else 0 < of_all < 1

@@ -72,13 +72,13 @@ class Algorithm:
     @cached_property
     def local_step(self) -> LocalStep | None:
         """One local step with its penalties as a `LocalStep`; None if it has another form."""
-        step, pulls = self.solve.step, [p.pull for p in self.objective.penalties]
+        step = self.solve.step
         if step is None:
             return None
-        for pull in pulls:
-            if pull is None:
+        for one in self.objective.penalties:
+            if one.pull is None or (one.drift and step.drift):
                 return None
-            step = replace(step, pull=step.pull + pull)
+            step = replace(step, pull=step.pull + one.pull, drift=step.drift or one.drift)
         return step
 
     @property

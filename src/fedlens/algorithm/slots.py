@@ -68,10 +68,18 @@ class Penalty(Protocol):
 
     @property
     def pull(self) -> Number | None:
-        """mu, if the penalty is (mu / 2) ||w - server||^2 and nothing else; otherwise None."""
+        """mu, if it is (mu / 2) ||w - server||^2 + <drift, w>, or without drift; otherwise None."""
+        return None
+
+    @property
+    def drift(self) -> Drift | None:
         return None
 
     def __call__(self, local: Local) -> Tensor: ...  # [C]
+
+
+Drift = Callable[[Local, str], Tensor]
+"""What is the same in all steps of a round, for the parameter of this name: [C, ...]."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +98,7 @@ class LocalStep:
     momentum: Number = 0.0
     weight_decay: Number = 0.0
     pull: Number = 0.0
-    drift: Callable[[Local, str], Tensor] | None = None  # of the parameter of this name, [C, ...]
+    drift: Drift | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -130,6 +138,11 @@ class Solve(Protocol):
         return None
 
     @property
+    def drift(self) -> Drift | None:
+        """What `update` reads in `local.drift`: it is computed once, before the first step."""
+        return None
+
+    @property
     def carries(self) -> frozenset[str]:
         """The parts of its memory that are kept for the next round if local.reset = false."""
         return frozenset()
@@ -154,6 +167,10 @@ class Wraps(Solve, Protocol):
     @property
     def learning_rate(self) -> Number | None:
         return self.inner.learning_rate
+
+    @property
+    def drift(self) -> Drift | None:
+        return self.inner.drift
 
     @property
     def carries(self) -> frozenset[str]:

@@ -10,6 +10,8 @@ The paper's server takes x - server_lr * D: `server.lr` here multiplies x - y, w
 
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from fedlens.algorithm import Algorithm, at_least, paper, up_to_one
 from fedlens.algorithm.pieces import Corrected, Sgd
 from fedlens.algorithm.slots import Tell
@@ -23,12 +25,9 @@ class Ahead:
 
     alpha: Number
 
-    def __call__(self, local: Local) -> Tree:
-        ahead = local.told["momentum"]
-        return {
-            name: per_row((1 - self.alpha) / self.alpha, d) * d.expand_as(local.params[name])
-            for name, d in ahead.items()
-        }
+    def __call__(self, local: Local, name: str) -> Tensor:
+        ahead = local.told["momentum"][name].expand_as(local.params[name])
+        return per_row((1 - self.alpha) / self.alpha, ahead) * ahead
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedlens.algorithm import Algorithm, at_least, paper
 from fedlens.algorithm.pieces import Equally, Sgd, difference
-from fedlens.algorithm.slots import Advance, Penalty
+from fedlens.algorithm.slots import Advance, Drift, Penalty
 from fedlens.core import (
     Gathered,
     Local,
@@ -28,11 +28,23 @@ from fedlens.core import (
 )
 
 
+def minus_gradient(local: Local, name: str) -> Tensor:
+    return -local.memory["gradient"][name]
+
+
 @dataclass(frozen=True)
 class Dynamic(Penalty):
     """- <h_k, w> + (alpha / 2) ||w - x||^2"""
 
     alpha: Number
+
+    @property
+    def pull(self) -> Number:
+        return self.alpha
+
+    @property
+    def drift(self) -> Drift:
+        return minus_gradient
 
     def __call__(self, local: Local) -> Tensor:  # [C]
         h = local.memory["gradient"]

@@ -13,6 +13,8 @@ by up to 1 - 1 / (1 - momentum) in every round, and diverge from a momentum of 0
 
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from fedlens.algorithm import Algorithm, paper
 from fedlens.algorithm.pieces import Corrected, Equally, difference, is_sgd
 from fedlens.algorithm.slots import Tell
@@ -20,13 +22,9 @@ from fedlens.core import Gathered, Local, Memory, Tree, Upload, per_row, zeros_a
 from fedlens.core.federation import Federation
 
 
-@dataclass(frozen=True)
-class Drift:
+def correction(local: Local, name: str) -> Tensor:
     """c - c_k"""
-
-    def __call__(self, local: Local) -> Tree:
-        told, own = local.told["control"], local.memory["control"]
-        return {name: told[name] - own[name] for name in own}
+    return local.told["control"][name] - local.memory["control"][name]
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ def scaffold(base: Algorithm) -> Algorithm:
         )
     return replace(
         base,
-        solve=Corrected(base.solve, Drift()),
+        solve=Corrected(base.solve, correction),
         upload=SendControl(),
         weigh=Equally(),
         tell=(*base.tell, TellControl()),

@@ -157,7 +157,7 @@ class HostCopy:
     def __init__(self, value: Any) -> None:
         self.value, self.event = value, None
         if any(t.is_cuda for t in tensors_in(value)):
-            self.value = map_tensors(value, _on_its_way)
+            self.value = on_host(value)
             self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.event.record()
 
@@ -171,9 +171,12 @@ class HostCopy:
         return self.value
 
 
-def _on_its_way(tensor: Tensor) -> Tensor:
-    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return there.copy_(tensor, non_blocking=True)
+def on_host(value: Any) -> Any:
+    """`value` with its tensors on their way from a GPU to the host, in the GPU's order of work."""
+    return map_tensors(
+        value,
+        lambda t: torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True),
+    )
 
 
 def moved(value: Any, device: torch.device) -> Any:

@@ -132,7 +132,7 @@ class Local:
     step: Tensor | None = None  # [] the current step, counted from 0
     count: Tensor | None = None  # [C] examples in this step's batch
     loss: Tensor | None = None  # [C] their mean loss, without penalties
-    drift: Tree = field(default_factory=dict)  # [C, ...] see LocalStep
+    drift: Tree = field(default_factory=dict)  # [C, ...] see `slots.Drift`
     numbers: tuple[Tensor, ...] = ()  # [] or [C] each: the numbers of `objective` and `solve`
     lr: Number | None = None  # of its steps, if they have one; set for the upload
     factored: FactoredWeights | None = None  # of the layers whose weights are not in `params`

@@ -182,6 +182,21 @@ def _of_clients(local: Local, fn: Callable[[Tensor], Tensor]) -> Local:
     return some
 
 
+def laid_out(memory: Memory, params: Tree) -> Memory:
+    """Trees in the memory layout of the parameters, which an engine may choose.
+
+    On a GPU, steps on tensors of different layouts take several times as long.
+    """
+
+    def like(name: str, t: Tensor) -> Tensor:
+        p = params.get(name, t)
+        if p.shape != t.shape or p.stride() == t.stride():
+            return t
+        return torch.empty_like(p, dtype=t.dtype).copy_(t)
+
+    return {part: {n: like(n, t) for n, t in tree.items()} for part, tree in memory.items()}
+
+
 def own_rows(rows: slice, tensor: Tensor) -> Tensor:
     return tensor[rows] if tensor.ndim else tensor
 
@@ -376,10 +391,10 @@ class ClientProgram:
         local = self._start(shared, inputs)
         algorithm = self.algorithm_of(local)
         step = algorithm.local_step
-        if step is not None and step.contracts and step.drift is not None:
-            # In the memory layout of the parameters, which an engine may choose.
+        drift = step.drift if step is not None and step.contracts else algorithm.solve.drift
+        if drift is not None:
             local.drift = {
-                name: torch.empty_like(p).copy_(step.drift(local, name))
+                name: torch.empty_like(p).copy_(drift(local, name))
                 for name, p in local.params.items()
             }
         dtype, device = next(iter(local.params.values())).dtype, known_labels.device
@@ -500,8 +515,8 @@ class ClientProgram:
 
     def _start(self, shared: Shared, inputs: ClientInputs) -> Local:
         """The clients before their first step: the server's model, and what each remembers."""
-        clients, memory = len(inputs.keys), stack(inputs.memory)
-        anchor, told, group = shared.params, shared.told, inputs.group
+        clients, anchor, group = len(inputs.keys), shared.params, inputs.group
+        told = laid_out(shared.told, anchor)
         if group is None:
             params, buffers = (
                 {name: t.expand(clients, *t.shape[1:]).clone() for name, t in tree.items()}
@@ -509,8 +524,9 @@ class ClientProgram:
             )
         else:
             anchor, told, params, buffers = map_tensors(
-                (shared.params, shared.told, shared.params, shared.buffers), lambda t: t[group]
+                (shared.params, told, shared.params, shared.buffers), lambda t: t[group]
             )
+        memory = laid_out(stack(inputs.memory), params)
         own: Tree = {name: own.clone() for name, own in memory.get(OWN, {}).items()}
         beside = self.algorithm.personal is not None and self.algorithm.personal.beside
         for name, t in {} if beside else own.items():

@@ -16,7 +16,7 @@ from fedlens.config.names import refuse_taken
 from fedlens.core import Cohort, Facts, Gathered, Memory, Tree, keys, tree_map
 from fedlens.core.by_client import ByClient
 from fedlens.core.federation import Federation
-from fedlens.core.trees import copies, copy_tensors, moved, stack
+from fedlens.core.trees import copies, copy_tensors, moved, on_host, stack, tensors_in
 from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.cohorts import Asked, BelowQuorum, Call, Gathering, Reports, ask, gathering
@@ -27,12 +27,18 @@ from fedlens.rounds.uploads import NORM, Uploads
 from fedlens.rounds.work import Part, Shared, Work, exact_model
 
 COMBINE, COUNTS = keys.purpose("combine"), keys.purpose("label counts")
+REMEMBERED = 0.25  # of a GPU's memory that what clients remember may take
 _PARTS = ("params", "buffers", "told")  # the parts of what clients are sent
 
 
 @dataclass(frozen=True)
 class ClientMemory:
-    """What clients remember between rounds. A client that was never selected takes no memory."""
+    """What clients remember between rounds. A client that was never selected takes no memory.
+
+    On a GPU it stays there as far as there is room: that of clients with small numbers, so that
+    which these are need not be remembered. That of the others is copied to the host and back,
+    without waiting.
+    """
 
     rows: Mapping[int, Memory] = field(default_factory=ByClient)
     num_examples: int = 0  # held by these clients together, each when it first took part
@@ -41,20 +47,28 @@ class ClientMemory:
         if not isinstance(self.rows, ByClient):  # from a checkpoint
             object.__setattr__(self, "rows", ByClient(self.rows))
 
-    def take(self, clients: Tensor, first: Callable[[], Memory]) -> list[Memory]:
+    def take(
+        self, clients: Tensor, first: Callable[[], Memory], device: torch.device
+    ) -> list[Memory]:
         """The memory of each of these clients; `first` returns that of a client never selected."""
         if not self.rows:
             return [first()] * len(clients)
         listed = clients.tolist()
         new = {} if all(client in self.rows for client in listed) else first()
-        return [self.rows.get(client, new) for client in listed]
+        return [moved(self.rows.get(client, new), device) for client in listed]
 
-    def put(self, clients: Tensor, keep: Sequence[Memory], sizes: Tensor) -> ClientMemory:
+    def put(
+        self, clients: Tensor, keep: Sequence[Memory], sizes: Tensor, room: int | None = None
+    ) -> ClientMemory:
+        """With what these clients keep; `room` is how many bytes may stay on their device."""
         if not any(keep):
             return self
         assert isinstance(self.rows, ByClient)
-        rows = self.rows.changed(dict(zip(clients.tolist(), keep, strict=True)))
-        return ClientMemory(rows, self.num_examples_with(clients, sizes))
+        rows = dict(zip(clients.tolist(), keep, strict=True))
+        if room is not None:
+            each = max(sum(t.nbytes for t in tensors_in(keep[0])), 1)
+            rows = {c: row if c < room // each else on_host(row) for c, row in rows.items()}
+        return ClientMemory(self.rows.changed(rows), self.num_examples_with(clients, sizes))
 
     def num_examples_with(self, clients: Tensor, sizes: Tensor) -> int:
         """How many examples are held by the clients that took part so far and by these."""
@@ -185,8 +199,18 @@ def run_rounds(
     exacts = [exact]
     if len(experiments) > 1:
         exacts = [{n: t[g : g + 1] for n, t in exact.items()} for g in range(len(experiments))]
-    each = zip(experiments, reports, works, wholes, exacts, _size_shares(works, exact), strict=True)
+    room = room_on(next(iter(exact.values())).device)
+    rooms = [None if room is None else room // len(works)] * len(works)
+    shares = _size_shares(works, exact)
+    each = zip(experiments, reports, works, wholes, exacts, shares, rooms, strict=True)
     return [_move(*one) for one in each]
+
+
+def room_on(device: torch.device) -> int | None:
+    """How many bytes of a GPU's memory clients' memory may take; None: it is on the host anyway."""
+    if device.type != "cuda":
+        return None
+    return int(REMEMBERED * torch.cuda.get_device_properties(device).total_memory)
 
 
 def _size_shares(works: Sequence[Work], exact: Tree) -> tuple[Tensor, ...]:
@@ -255,17 +279,19 @@ def _work(experiment: RoundInput, reports: Reports, models: Mapping[int, Memory]
     clients, client_keys, holdings, plan = reports.reported
     counts = federation.label_counts(holdings)
     cohort = _cohort(experiment, reports.reported, counts)
-    group, memory = None, []
+    group, memory, device = None, [], next(iter(state.params.values())).device
     if reports.arrived:
         versions = torch.tensor([one.version for one in reports.arrived])
         cohort = cohort._replace(staleness=state.round - versions)
         group = torch.searchsorted(torch.tensor(list(models)), versions)
     if group is None or len(models) == 1:
         (model,) = models.values()
-        memory, group = state.clients.take(clients, partial(_first, experiment, model)), None
+        memory = state.clients.take(clients, partial(_first, experiment, model), device)
+        group = None
     else:
         for client, model in zip(clients, map([*models.values()].__getitem__, group), strict=True):
-            memory += state.clients.take(client[None], partial(_first, experiment, model))
+            first = partial(_first, experiment, model)
+            memory += state.clients.take(client[None], first, device)
     return Work(
         plan=plan,
         keys=client_keys,
@@ -299,6 +325,7 @@ def _move(
     uploads: Part,
     exact: Tree,
     size_shares: Tensor,
+    room: int | None,
 ) -> tuple[State, Outcome]:
     """The server's half of an experiment's round; `exact` is its model [1, ...] in float64.
 
@@ -369,7 +396,7 @@ def _move(
     )
     for tell in algorithm.tell if len(work) else ():
         told = told | tell.update(told, gathered)
-    clients = state.clients.put(cohort.clients, uploads.keep, cohort.sizes)
+    clients = state.clients.put(cohort.clients, uploads.keep, cohort.sizes, room)
     left = set(reports.in_training["version"].tolist()) if reports.in_training else set()
     known = {**state.versions, state.round: _model(state)}
     after = State(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core import Tree
-from fedlens.core.trees import map_tensors, stack, unstack
+from fedlens.core.trees import map_tensors, stack, tensors_in, unstack
 
 
 def describe(value: Any, tensors: Tree, path: str = "") -> Any:
@@ -26,7 +26,10 @@ def describe(value: Any, tensors: Tree, path: str = "") -> Any:
         tensors[path] = value
         return path
     if isinstance(value, Mapping) and value and all(isinstance(key, int) for key in value):
-        return [list(value), describe(stack(list(value.values())), tensors, path)]
+        rows = list(value.values())
+        if len({t.device for t in tensors_in(rows)}) > 1:  # some clients' memory is on the host
+            rows = map_tensors(rows, Tensor.cpu)
+        return [list(value), describe(stack(rows), tensors, path)]
     if is_dataclass(value):
         value = {f.name: getattr(value, f.name) for f in fields(value)}
     if isinstance(value, Mapping):

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from fedlens.core import Tree
+from fedlens.core.trees import moved
 from fedlens.rounds import State
 from fedlens.runs.checkpoint import describe, from_bytes, restore, to_bytes
 from fedlens.storage.files import remove_leftovers, write_atomically
@@ -271,9 +272,10 @@ class RunFolder:
         if _sha256(content) != index["sha256"]:
             raise damaged(path, "its checksum is wrong")
         try:
-            tensors = from_bytes(content, device)
-            state = restore(State, index["state"], tensors)
+            tensors = from_bytes(content, torch.device("cpu"))
+            state = moved(restore(State, index["state"], tensors), device)  # but clients' memory
             best = restore(dict, index["best"], tensors) if index.get("best") else None
+            best = moved(best, device)
             mark = Mark(**index["records"])
         except (LookupError, TypeError) as error:
             raise damaged(path, "it is of another version of Fedlens") from error

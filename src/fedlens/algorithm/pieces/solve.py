@@ -1,13 +1,12 @@
 """solve, advance: how a client, or the server, moves along a gradient."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fedlens.algorithm.slots import LocalStep, Solve, Wraps
+from fedlens.algorithm.slots import Drift, LocalStep, Solve, Wraps
 from fedlens.config.sections import DecayOn
 from fedlens.core import (
     Local,
@@ -152,16 +151,23 @@ class Corrected(Wraps):
     """`inner`, with lr times a correction subtracted after each step, and not part of momentum."""
 
     inner: Solve
-    correction: Callable[[Local], Tree]
+    correction: Drift
+
+    @property
+    def drift(self) -> Drift:
+        return self._times_lr
+
+    def _times_lr(self, local: Local, name: str) -> Tensor:
+        lr = self.learning_rate
+        assert lr is not None, "steps of unknown length were refused before"
+        extra = self.correction(local, name)
+        return extra * per_row(lr, extra)
 
     def update(
         self, grads: Tree, memory: Memory, params: Tree, local: Local
     ) -> tuple[Tree, Memory]:
         params, memory = self.inner.update(grads, memory, params, local)
-        lr = self.learning_rate
-        assert lr is not None, "steps of unknown length were refused before"
-        for name, extra in self.correction(local).items():
-            params[name].sub_(extra * per_row(lr, extra))
+        torch._foreach_sub_([*params.values()], [local.drift[name] for name in params])
         return params, memory
 
 
