@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,6 +11,10 @@ import fedlens as fl
 from fedlens.algorithm.private import ClipAndNoise
 from fedlens.algorithm.slots import Encoded
 from fedlens.audit.canaries import Measured, measure
+from fedlens.privacy.accountant import epsilon
+from fedlens.privacy.events import Release
+from fedlens.privacy.factorisation import banded
+from fedlens.privacy.one_run import best_bound
 from fedlens.setup import Setup, build
 
 
@@ -91,3 +96,64 @@ def test_what_cannot_be_measured_is_refused():
 def test_a_claim_holds_up_to_itself():
     assert Measured(2.0, 2.0, 10, 10, 9).holds
     assert not Measured(2.0, 2.1, 10, 10, 9).holds
+
+
+def examples_of(**privacy: Any) -> Setup:
+    described = setup_of(unit="example", sampling=None, epsilon=None, delta=1e-4, noise=0.5)
+    assert described.experiment.privacy is not None
+    experiment = replace(
+        described.experiment,
+        clients=fl.Clients(count=2),
+        rounds=2,
+        local=fl.LocalTraining(batch_size=50, epochs=2, lr=0.1),
+        model=fl.Named("mcmahan-cnn"),
+        privacy=replace(described.experiment.privacy, **privacy),
+    )
+    return build(experiment)
+
+
+def test_examples_that_are_protected_as_claimed_do_not_refute_it():
+    setup = examples_of()
+    found = measure(setup)
+    assert found.unit == "example" and found.canaries == 500
+    assert found.claimed == setup.examples.epsilon(2, 1e-4)
+    assert 0 < found.at_least < found.claimed and found.holds
+
+
+def test_steps_with_a_tenth_of_the_noise_are_found():
+    setup = examples_of(noise=2.0)
+    algorithm = setup.program.algorithm
+    assert algorithm.objective.private is not None
+    less = replace(algorithm.objective.private, noise=0.2)
+    algorithm = replace(algorithm, objective=replace(algorithm.objective, private=less))
+    found = measure(replace(setup, program=replace(setup.program, algorithm=algorithm)))
+    assert found.claimed < 2 < found.at_least
+    assert not found.holds
+
+
+def test_batches_that_have_everybody_are_found_if_a_sixth_is_claimed():
+    setup = examples_of(noise=2.0)
+    claimed = setup.examples.epsilon(2, 1e-4)
+    setup.examples.rates[:] = 1.0
+    assert not replace(measure(setup), claimed=claimed).holds
+
+
+def test_the_factor_of_pfl_is_found():
+    """C from cholesky(X) with rows of norm 1: who takes part early is hidden by less noise.
+
+    Of clients in the first round, each with a coordinate of its own, C times the sums and the noise
+    are seen; the claim is that of a column of norm 1.
+    """
+    right = banded(300, 48).matrix
+    gram = right.T @ right
+    wrong = np.linalg.cholesky(gram)  # gram = C'C is meant, and this is C C'
+    draw, noise, canaries = np.random.default_rng(0), 4.0, 1000
+    member = draw.random(canaries) < 0.5
+    bounds = []
+    for matrix in (right, wrong):
+        column = matrix[:, 0]
+        seen = np.outer(member, column) + noise * draw.standard_normal((canaries, 300))
+        bounds.append(best_bound(seen @ column, member, 1e-5)[0])
+    claimed = epsilon([Release(noise)], 1e-5)
+    assert np.linalg.norm(wrong[:, 0]) == pytest.approx(3.81, abs=0.05)
+    assert bounds[0] < claimed < bounds[1]

@@ -35,8 +35,19 @@ def test_a_claim_stands_beside_what_was_measured(fedlens, file, tmp_path):
     words = ("--shadows", 4, "--out", tmp_path / "audit", "-q")
     done = fedlens("privacy", "audit", file, *words)
     assert (done.status, done.err) == (0, "")
-    assert "claim       ε of a client: claimed 4.00, measured at least 0.00" in done.out
+    assert "claim       ε of one client: claimed 4.00, measured at least 0.00" in done.out
     assert "Does the claim hold?" in (tmp_path / "audit" / "report.html").read_text()
+
+
+def test_the_claim_for_an_example_is_measured_by_canaries_among_them(fedlens, file, tmp_path):
+    more = '[privacy]\nunit = "example"\nepsilon = 4.0\ndelta = 1e-3\nledger = "ledger.jsonl"\n'
+    file.write_text(file.read_text() + more)
+    words = ("--shadows", 4, "--out", tmp_path / "audit", "-q")
+    done = fedlens("privacy", "audit", file, *words)
+    assert (done.status, done.err) == (0, "")
+    assert "claim       ε of one example: claimed" in done.out
+    assert "as long as the clip" in (tmp_path / "audit" / "report.html").read_text()
+    assert not (tmp_path / "ledger.jsonl").exists()
 
 
 @pytest.mark.parametrize(

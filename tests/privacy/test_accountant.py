@@ -1,7 +1,7 @@
 """ε and δ against dp-accounting 0.6.0 (PLD in steps of 1e-4, RDP), prints and closed forms."""
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -170,6 +170,27 @@ def test_a_fixed_size_costs_less_than_by_rdp_and_no_less_than_poisson(noise, rat
     # dp-accounting's RDP of samples without replacement, whose noise is in units of a replacement.
     fixed = epsilon([Release(noise, "fixed", rate, "replace", rounds)], 1e-5)
     assert epsilon([Release(noise, "poisson", rate, "replace", rounds)], 1e-5) <= fixed < by_rdp
+
+
+@pytest.mark.parametrize(("target", "true"), [(10, 2.3e-5), (50, 0.59)])
+def test_the_textbook_formula_for_noise_fails_beyond_an_epsilon_of_1(target, true):
+    """Noise of sqrt(2 ln(1.25 / δ)) / ε, which some frameworks take for any ε."""
+    noise = math.sqrt(2 * math.log(1.25 / 1e-5)) / target
+    assert delta([Release(noise)], target) == pytest.approx(true, rel=0.05)
+    assert delta([Release(noise)], target) > 2e-5 > delta([Release(4.84)], 1.0)
+
+
+def test_cohorts_of_fixed_size_cost_more_than_an_account_of_poisson_sampling_says():
+    """What a simulator tells that draws the former and accounts for the latter."""
+    drawn, told = (
+        epsilon([replace(one, count=1500)], 1e-6)
+        for one in (
+            Release(0.616, "fixed", 0.001, "replace"),
+            Release(0.616, "poisson", 0.001),
+        )
+    )
+    assert told == pytest.approx(2.0, abs=0.01)
+    assert drawn > 1.5 * told
 
 
 def test_rounds_in_a_ledger_cost_what_their_sum_costs():

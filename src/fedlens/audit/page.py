@@ -16,6 +16,11 @@ ALARMS = 0.001, 0.01  # shares of false alarms at which an attack is judged
 DELTA = 1e-5
 POINTS = np.geomspace(1e-4, 1, 81)  # of a curve
 RECOGNISED = 20.0  # decibels, from which on most people recognise a small image
+CANARIES = {
+    "client": "{} clients sent a known direction, or zeros, in place of an update",
+    "example": "{} known gradients, as long as the clip, were among the examples of the client "
+    "that spends most, or were not",
+}
 NOTHING = "That these attacks found nothing does not mean that there is nothing to find."
 
 
@@ -94,10 +99,10 @@ def blocks(
         else [
             Facts(
                 title="Does the claim hold?",
-                caption=f"{claim.canaries} clients sent a known direction, or zeros, in place of "
-                f"an update; of {claim.guesses} guesses which it was, {claim.right} were right. "
-                "What was measured is a bound of this attack, with 95% confidence.",
-                facts={"ε of a client": verdict(claim)},
+                caption=f"{CANARIES[claim.unit].format(claim.canaries)}; of {claim.guesses} "
+                f"guesses which it was, {claim.right} were right. What was measured is a bound of "
+                "this attack, with 95% confidence.",
+                facts={f"ε of one {claim.unit}": verdict(claim)},
             )
         ]
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -38,7 +38,7 @@ def audit_command(
 ) -> None:
     """Attack an experiment: who was in its data, which images come back?"""
     from fedlens.audit import membership
-    from fedlens.audit.canaries import measure, protection_in
+    from fedlens.audit.canaries import measure
     from fedlens.audit.page import blocks, measured, rebuilt, verdict
     from fedlens.audit.reconstruction import reconstructions
     from fedlens.config.experiment import Experiment
@@ -46,6 +46,8 @@ def audit_command(
     from fedlens.setup import build
 
     described = Experiment.read(experiment, overrides or [])
+    if described.privacy is not None:  # what an audit trains is not published
+        described = replace(described, privacy=replace(described.privacy, ledger=None))
     folder = out or Path("runs") / f"audit-{experiment.stem}"
     membership.check_shadows(shadows)
     refuse_existing(folder / "report.html", overwrite=overwrite)
@@ -57,7 +59,7 @@ def audit_command(
         with shown(not quiet, counted, "images from an upload") as bar:
             images = reconstructions(setup, client, bar)
     claim = None
-    if protection_in(setup) is not None:
+    if described.privacy is not None:
         with shown(not quiet, in_rounds, "canaries", described.rounds) as watch:
             claim = measure(setup, watch)
     with shown(not quiet, counted, "rounds of shadow runs") as bar:
@@ -76,7 +78,7 @@ def audit_command(
         print_json(found_all | ({} if claim is None else {"claim": asdict(claim)}))
         raise typer.Exit(int(broken))
     if claim is not None:
-        print(f"claim       ε of a client: {verdict(claim)}")
+        print(f"claim       ε of one {claim.unit}: {verdict(claim)}")
     print(
         f"members     {100 * numbers['found_at_0.01']:.1f}% found at 1% false alarms, area "
         f"{numbers['area']:.3f} (by chance: 1% and 0.5)"

@@ -34,7 +34,7 @@ class Spending:
         assert given is not None
         self.setup, self.given = setup, given
         self.releases: Counter[Release] = Counter()
-        self.examples = setup.examples_protection if given.unit == "example" else None
+        self.examples = setup.examples if given.unit == "example" else None
         self.rounds = 0  # counted so far
         self.ledger = None if given.ledger is None else Ledger(Path(given.ledger))
 

@@ -88,7 +88,7 @@ class Setup:
         return emd_of(federation.described(), federation.labels, federation.num_classes)
 
     @cached_property
-    def examples_protection(self) -> ExampleProtection:
+    def examples(self) -> ExampleProtection:
         """What clients do for the privacy of their examples, if [privacy] is for these."""
         return protection_of_examples(self.experiment, self.program.algorithm, self.federation)
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,8 @@ class PerExample:
     the server; and the noisy sum is rounded to a grid that is coarse for floats and fine for the
     noise, so that no low-order bits tell which sum the noise was added to.
 
+    `adds` is for an audit, which puts gradients of its own into the sums.
+
     An example is in one label count, so noise of standard deviation `count_noise` on each count is
     that of one more release. If it is 0, clients send no counts.
     """
@@ -35,10 +38,12 @@ class PerExample:
     batch_size: int
     count_noise: Number = 0.0
     secret: bool = False
+    adds: Callable[[Tree, Local], Tree] | None = None
 
     def __call__(self, sums: Tree, local: Local) -> Tree:
         """The gradients [C, ...] from the sums of clipped gradients."""
         found = {}
+        sums = sums if self.adds is None else self.adds(sums, local)
         for number, (name, total) in enumerate(sums.items()):
             if is_on(self.noise):
                 total = self._noisy(total, local, number)
