@@ -95,4 +95,5 @@ def norm_of(trees: Sequence[Tree], loss: Tensor) -> Tensor:  # [C] float64
         for t in tree.values()
         if t.is_floating_point()
     ]
-    return torch.stack(squares).sum(0).sqrt() + 0 * loss.double()
+    norm = torch.stack(squares).sum(0).sqrt() if squares else 0.0  # a client may send nothing
+    return norm + 0 * loss.double()
