@@ -26,7 +26,7 @@ from PIL import Image
 
 import fedlens as fl
 from fedlens.algorithms import ALGORITHMS
-from fedlens.config.experiment import Privacy, Stop, as_plain
+from fedlens.config.experiment import Aggregation, Privacy, Stop, as_plain
 from fedlens.config.names import ANNEALS, DEVICES, LOSSES, METRICS, OPTIMIZERS, OUTCOMES, SCHEDULES
 from fedlens.config.options import options_of
 from fedlens.config.signatures import words_of
@@ -49,6 +49,7 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
 RECORDS = (
     *((FAULTS, Faults), (FAULTS, Reporting), (SCHEDULES_PAGE, Stop)),
     (ROOT / "docs" / "privacy.md", Privacy),
+    (ROOT / "docs" / "secure.md", Aggregation),
 )
 """Tables of an experiment that may be missing, and the page with their keys."""
 REQUIRED = {"dataset": "fashion-mnist-mini", "model": "linear", "rounds": 1}

@@ -22,7 +22,7 @@ from fedlens.algorithms import (
 )
 from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
-from fedlens.rounds.traffic import upload_bytes
+from fedlens.rounds.traffic import bytes_sent
 from tests.conformance.quadratics import close, follow, local_steps, path, plain, some
 from tests.federations import RAGGED, assert_equal, noisy_images, small_cnn, train
 
@@ -163,7 +163,7 @@ def test_lg_fedavg_averages_what_fedper_keeps():
 def test_local_only_sends_nothing_and_with_one_client_is_fedavg():
     network = Network(small_cnn())
     program = ClientProgram(compose(BASE, local_only()), network.layout)
-    assert upload_bytes(program, network.params | network.buffers) == 0
+    assert bytes_sent(program, network.params | network.buffers, {}) == 0
     base, alone = replace(BASE, select=Uniformly(1)), noisy_images([20])
     state = train(compose(base, local_only()), federation=alone)
     assert_equal(state.params, Network(small_cnn(), dtype=torch.float64).params)

@@ -50,6 +50,7 @@ from fedlens.config.sections import (
     demand,
     settle,
 )
+from fedlens.config.sections import Aggregation as Aggregation
 from fedlens.config.sections import Between as Between
 from fedlens.config.sections import Clients as Clients
 from fedlens.config.sections import Constants as Constants
@@ -150,6 +151,8 @@ class Experiment:
     [faults.md](faults.md#reporting)"""
     privacy: Given[Privacy | Table | None, Privacy | None] = default(None)
     """differential privacy: see [privacy.md](privacy.md#in-an-experiment)"""
+    aggregation: Given[Aggregation | Table | None, Aggregation | None] = default(None)
+    """sums that hide single updates: see [secure.md](secure.md)"""
 
     def __post_init__(self) -> None:
         given: Any = self.algorithm

@@ -386,3 +386,25 @@ class Privacy:
             cohort = self.noise_cohort or 0
             fits, remedy = 0 < cohort <= self.population, "give a noise_cohort, at most as large"
             demand(fits, "privacy.population", self.population, remedy)
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """How the updates of a round become a sum: see docs/secure.md."""
+
+    secure: bool | Literal["simulated"] = False
+    """`true`, in a [fleet](fleet.md): the server learns the sum of a round's updates, and no
+    update. `"simulated"`: the same sums, to the bit, in a simulation, with nothing hidden"""
+    clip: Annotated[float, Bounds(above=0)] = 16.0
+    """the largest number that a client may send, in its update, beside it, or as its loss. What is
+    larger is refused"""
+    bits: Annotated[int, Bounds(least=16, most=52)] = 32
+    """of every number that is sent, in steps of about `clip` / 2^(`bits` - 1)"""
+    threshold: Annotated[float, Bounds(most=1)] = 2 / 3
+    """the share of a round's clients that must stay until its end, rounded up: two thirds or more.
+    With fewer the round is repeated"""
+
+    def __post_init__(self) -> None:
+        settle(self, "aggregation.")
+        remedy = "choose two thirds or more: a dishonest server could ask two halves differently"
+        demand(self.threshold > 0.666, "aggregation.threshold", self.threshold, remedy)

@@ -293,6 +293,10 @@ def check_possible(experiment: Experiment) -> None:
             "a fleet has no privacy yet (its server would know the key that noise is drawn by): "
             "leave [privacy] out, or simulate"
         )
+    if experiment.aggregation is not None and experiment.aggregation.secure:
+        raise ValueError(
+            "a fleet has no secure sums yet: leave aggregation.secure out, or simulate"
+        )
     if experiment.engine == "stacked":
         raise ValueError('each site trains one client: choose engine "processes" or "sequential"')
     algorithm = make_algorithm(_of_some(experiment))

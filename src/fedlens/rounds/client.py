@@ -22,6 +22,7 @@ from torch import Tensor
 from fedlens.algorithm import Algorithm, numbers_of, pick, same, side_by_side, with_numbers
 from fedlens.algorithm.channel import encode, first_memory, told_of
 from fedlens.algorithm.pieces import Objective
+from fedlens.algorithm.secure import SecureSum
 from fedlens.algorithm.slots import OWN, LocalStep
 from fedlens.config.names import refuse_taken
 from fedlens.core import Batch, Cuts, FactoredWeights, Local, Memory, Tree, Upload, keys, tree_map
@@ -32,7 +33,7 @@ from fedlens.data.augment.mixup import Mixture
 from fedlens.network.layout import Layout
 from fedlens.network.ops import local_step_, weighted_mean
 from fedlens.network.private import AnyModel, PrivateModel
-from fedlens.rounds.uploads import NORM, norm_of
+from fedlens.rounds.uploads import MEASURED, NORM, PEAK, norm_of
 from fedlens.rounds.work import ClientInputs, Part, Shared, Span, Spans
 
 READ_AHEAD = 2**25  # pixel values that a GPU reads at once; a CPU reads one step at a time
@@ -625,10 +626,17 @@ class ClientProgram:
         whole = len(loss) == inputs.cohort_sizes[number]
         elsewhere = self.uncombined or algorithm.combine.at_server
         combined = not elsewhere and (algorithm.sums_parts or whole)
+        sums = {n: {k: t.sum(0) for k, t in tree.items()} for n, tree in upload.extra.items()}
+        if combined and isinstance(secure := algorithm.combine, SecureSum):
+            measured = {n: t for n, t in scalars.items() if n != NORM}
+            scalars[PEAK] = secure.peak([sent, *upload.extra.values(), measured, channel_scalars])
+            alike = torch.full_like(shares, 1 / inputs.cohort_sizes[number])
+            sums = {n: secure.whole(tree, alike) for n, tree in upload.extra.items()}
+            sums[MEASURED] = secure.whole(measured, cohort.size_shares)
+            sums[MEASURED] |= secure.whole(channel_scalars, alike)
         if combined:
             sent = algorithm.combine(sent, shares, cohort, self.layout)
         counters = {name: t.amax(0) for name, t in model.items() if not t.is_floating_point()}
-        sums = {n: {k: t.sum(0) for k, t in tree.items()} for n, tree in upload.extra.items()}
         # The same layout and order for all clients: a recorder identifies tensors by position.
         kept = unstack(map_tensors(in_order(keep), Tensor.contiguous), len(loss))
         return Part(

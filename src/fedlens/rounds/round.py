@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedlens.algorithm.channel import begin as begin_channel
 from fedlens.algorithm.channel import decode, told_of
+from fedlens.algorithm.secure import SecureSum
 from fedlens.config.names import refuse_taken
 from fedlens.core import Cohort, Facts, Gathered, Memory, Tree, keys, tree_map
 from fedlens.core.by_client import ByClient
@@ -22,8 +23,8 @@ from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.cohorts import Asked, BelowQuorum, Call, Gathering, Reports, ask, gathering
 from fedlens.rounds.engine import Engine, Unreported
 from fedlens.rounds.reports import Clock, Reporting
-from fedlens.rounds.traffic import num_bytes, sum_of_bytes, upload_bytes
-from fedlens.rounds.uploads import NORM, Uploads
+from fedlens.rounds.traffic import bytes_sent, num_bytes, sum_of_bytes
+from fedlens.rounds.uploads import MEASURED, NORM, PEAK, Uploads
 from fedlens.rounds.work import Part, Shared, Work, exact_model
 
 COMBINE, COUNTS = keys.purpose("combine"), keys.purpose("label counts")
@@ -196,6 +197,7 @@ def run_rounds(
         for g, rows in enumerate(rejected):
             if rows:
                 reports[g] = _named(g, partial(gathered[g].without, reports[g], rows))
+    wholes = [_opened(*each) for each in zip(experiments, works, wholes, strict=True)]
     exacts = [exact]
     if len(experiments) > 1:
         exacts = [{n: t[g : g + 1] for n, t in exact.items()} for g in range(len(experiments))]
@@ -318,6 +320,23 @@ def _rejected(experiment: RoundInput, uploads: Part) -> dict[int, str]:
     return {row: reason for row, reason in enumerate(reasons) if reason is not None}
 
 
+def _opened(experiment: RoundInput, work: Work, uploads: Part) -> Part:
+    """The sums as numbers, if they are secure; a ValueError for what no client may send."""
+    secure = experiment.program.algorithm.combine
+    if not isinstance(secure, SecureSum) or not len(work):
+        return uploads
+    peaks = uploads.scalars.get(PEAK, torch.zeros(0)).tolist()
+    for client, peak in zip(work.cohort.clients.tolist(), peaks, strict=False):
+        if (why := secure.refused(peak)) is not None:
+            raise ValueError(
+                f"in round {experiment.state.round + 1} client {client} would send {why}: choose a "
+                "larger clip, or a smaller local.lr"
+            )
+    extra = {name: secure.opened(tree, len(work)) for name, tree in uploads.extra.items()}
+    extra[MEASURED] = secure.opened(uploads.extra[MEASURED], 1.0)
+    return uploads._replace(update=secure.opened(uploads.update, secure.total), extra=extra)
+
+
 def _move(
     experiment: RoundInput,
     reports: Reports,
@@ -353,7 +372,9 @@ def _move(
     update = {**update, **own}
     told = state.told | told_of(algorithm.channel, kept)
     combining = combining | {name: tree for name, tree in kept.items() if name not in told}
-    gathered = Gathered(cohort, uploads.extra, update)
+    extra = dict(uploads.extra)
+    means: dict[str, Tensor] = extra.pop(MEASURED, {})
+    gathered = Gathered(cohort, extra, update)
 
     # Not in place: the next round may overwrite the update, and a server may keep its grads.
     negative = torch._foreach_neg([update[name].unsqueeze(0) for name in state.params])
@@ -370,8 +391,9 @@ def _move(
         for name, b in state.buffers.items()
     }
     model = state.params | state.buffers
-    means: dict[str, Tensor] = {}
-    if not algorithm.covered:
+    if algorithm.covered:
+        means = {}
+    elif not means:
         means = {
             name: (t.double() * size_shares).sum()
             for name, t in uploads.scalars.items()
@@ -388,8 +410,7 @@ def _move(
         batches=max(work.plan.steps.tolist(), default=0),
         examples=int(work.plan.counts.sum()),
         clients=cohort.clients.tolist(),
-        bytes_up=(upload_bytes(experiment.program, model) + sum_of_bytes(uploads.extra))
-        * reports.num_sent_up,
+        bytes_up=bytes_sent(experiment.program, model, extra) * reports.num_sent_up,
         bytes_down=(num_bytes(model) + sum_of_bytes(state.told)) * reports.num_sent_down,
         scalars=means,
         reports=reports,

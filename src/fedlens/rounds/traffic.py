@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlens.algorithm.secure import SecureSum
 from fedlens.core import Facts, Local, Memory, Tree
 from fedlens.core.trees import map_tensors
 from fedlens.rounds.client import ClientProgram
@@ -20,9 +21,12 @@ def num_bytes(tree: Tree) -> int:
     )
 
 
-def upload_bytes(program: ClientProgram, model: Tree) -> int:
-    """The bytes of a client's update, after the steps of the channel."""
-    total = 0
+def bytes_sent(program: ClientProgram, model: Tree, extra: Memory) -> int:
+    """The bytes that a client sends: its update, after the steps of the channel, and the rest."""
+    secure, total = program.algorithm.combine, sum_of_bytes(extra)
+    if isinstance(secure, SecureSum):
+        trees = (program.leaving(model), *extra.values())
+        return -(-secure.bits * sum(t.numel() for tree in trees for t in tree.values()) // 8)
     for name, tensor in program.leaving(model).items():
         bits = 8 * num_bytes({name: tensor})
         for step in program.algorithm.channel if tensor.is_floating_point() else ():
@@ -39,8 +43,7 @@ def traffic(program: ClientProgram, params: Tree, buffers: Tree, told: Memory) -
     """The bytes that a client sends in a round, and those that it receives."""
     model = params | buffers
     extra = sent_besides(program, params, buffers, told)
-    up = upload_bytes(program, model) + sum_of_bytes(extra)
-    return up, num_bytes(model) + sum_of_bytes(told)
+    return bytes_sent(program, model, extra), num_bytes(model) + sum_of_bytes(told)
 
 
 def sent_besides(program: ClientProgram, params: Tree, buffers: Tree, told: Memory) -> Memory:

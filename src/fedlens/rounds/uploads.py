@@ -13,6 +13,8 @@ from fedlens.core.trees import copies, join
 from fedlens.rounds.work import Part
 
 NORM = "update_norm"  # the scalar by which the server finds invalid updates
+PEAK = "peak"  # with secure sums: the largest number that a client would send
+MEASURED = "measured"  # with secure sums: the place of the scalars' means, among the extra sums
 
 
 class Sum(NamedTuple):

@@ -26,6 +26,7 @@ from fedlens.algorithm.pieces import (
 from fedlens.algorithm.pieces.anneal import annealed
 from fedlens.algorithm.pieces.losses import with_options
 from fedlens.algorithm.private import with_privacy
+from fedlens.algorithm.secure import with_secure_sums
 from fedlens.algorithm.slots import Draw, Solve
 from fedlens.config.experiment import Between, Experiment, LocalTraining
 from fedlens.config.names import ALGORITHMS, ANNEALS, LOSSES, OPTIMIZERS
@@ -83,7 +84,7 @@ def make_algorithm(experiment: Experiment, round: int = 0) -> Algorithm:
             )
         made = call(function, options=options)
         papers.append(expect(made, Amendment, f"algorithm {named.name!r}"))
-    algorithm = compose(base, *papers)
+    algorithm, sums = compose(base, *papers), experiment.aggregation
     if of_examples:
         check_protected(algorithm)
         if isinstance(base.select, Cyclic) and algorithm.select != base.select:
@@ -91,9 +92,26 @@ def make_algorithm(experiment: Experiment, round: int = 0) -> Algorithm:
                 'privacy.sampling is "cyclic", and the algorithm has a way of its own to choose '
                 "clients: leave sampling out"
             )
+    if sums is not None and sums.secure:
+        _check_secure(experiment)
+        cohort = algorithm.select.cohort_size
+        algorithm = with_secure_sums(algorithm, sums.clip, sums.bits, cohort, sums.threshold)
     if given is None or of_examples:
         return algorithm
     return with_privacy(algorithm, protection_of(experiment))
+
+
+def _check_secure(experiment: Experiment) -> None:
+    if experiment.privacy is not None and not protects_examples(experiment):
+        raise ValueError(
+            "privacy of clients and aggregation.secure exclude each other: the noise would be the "
+            "server's, who is not to be trusted here: leave one out"
+        )
+    if experiment.reporting is not None and experiment.reporting.over_select > 1:
+        raise ValueError(
+            "reporting.over_select and aggregation.secure exclude each other, for a sum has all "
+            "that were asked: leave one out"
+        )
 
 
 def _each(section: Any, names: Sequence[str], now: Callable[[Any], Any]) -> dict[str, Any]:

@@ -121,6 +121,11 @@ def build(
     callback with the number of image files that are decoded, and their total. `networks` are those
     made before for other experiments on the same data set; the one of this run is added to them.
     """
+    if experiment.aggregation is not None and experiment.aggregation.secure is True:
+        raise ValueError(
+            "aggregation.secure is true, and a simulation hides nothing: set "
+            'aggregation.secure = "simulated", or run it in a fleet'
+        )
     device, workers = devices_of(experiment)
     if device.type == "cuda" and has_triton():
         loading_triton()
