@@ -22,12 +22,7 @@ ORDER = [
     ["algorithm", "algorithms"],
     ["rounds"],
     ["engines"],
-    [
-        "config.experiment",
-        "config.explained",
-        "config.protection",
-        "config.schema",
-    ],  # they read what is above
+    ["config.experiment", "config.explained", "config.protection"],  # they read what is above
     ["setup"],
     ["evaluation"],
     ["runs"],

@@ -10,10 +10,9 @@ import jsonschema
 import pytest
 
 from fedlens.config.experiment import Experiment
-from fedlens.config.explained import explain
+from fedlens.config.explained import explain, schema
 from fedlens.config.names import CHOSEN_BY_NAME, KINDS
 from fedlens.config.options import in_words, options_of
-from fedlens.config.schema import schema
 from fedlens.recipes.store import read_packed
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from fedlens.core.federation import AT_ONCE, Examples, Federation
 from fedlens.data.partitions import PARTITIONS
 from fedlens.data.partitions.by_draw import Drawn, Fresh
 from fedlens.setup import build, partition
-from fedlens.setup.memory import demand_memory
+from fedlens.setup.devices import demand_memory
 
 BOTH = pytest.mark.parametrize("name", ["fresh", "drawn"])
 

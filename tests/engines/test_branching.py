@@ -82,7 +82,7 @@ def test_one_line_names_the_engines_that_can_before_anything_is_written(here: Pa
 def test_the_automatic_choice_falls_back_on_one_client_after_another_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("fedlens.setup.engine.automatic_engine", lambda *_: "stacked")
+    monkeypatch.setattr("fedlens.setup.devices.automatic_engine", lambda *_: "stacked")
     with caplog.at_level(logging.WARNING):
         assert build(described(Branching())).engine.name == "sequential"
     (record,) = caplog.records

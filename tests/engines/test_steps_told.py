@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import fedlens as fl
-from fedlens.runs import active
+from fedlens.runs import loop
 from fedlens.runs.watching import Watching
 
 
@@ -26,7 +26,7 @@ def told_within(num_clients: int, batch_size: int) -> list[Any]:
 
 
 def test_a_client_that_trains_long_tells_its_steps_and_the_share_of_the_round(monkeypatch):
-    monkeypatch.setattr(active, "TOLD_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "TOLD_SECONDS", 0.0)
     within = told_within(num_clients=2, batch_size=1000)
     steps = [(one["stepped"], one["of"], one["share"]) for one in within if "stepped" in one]
     sixths = [pytest.approx(k / 6) for k in range(1, 7)]
@@ -34,7 +34,7 @@ def test_a_client_that_trains_long_tells_its_steps_and_the_share_of_the_round(mo
 
 
 def test_of_many_short_clients_their_number_is_told_and_not_their_steps(monkeypatch):
-    monkeypatch.setattr(active, "TOLD_SECONDS", 0.01)
+    monkeypatch.setattr(loop, "TOLD_SECONDS", 0.01)
     clock = itertools.count()
     monkeypatch.setattr("time.perf_counter", lambda: 0.002 * next(clock))
     told = [next(iter(record)) for record in told_within(num_clients=60, batch_size=50)]

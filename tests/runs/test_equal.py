@@ -7,7 +7,7 @@ import pytest
 
 import fedlens as fl
 from fedlens.recipes.reproduce import plan, reproduce
-from fedlens.runs.equal import is_run_of, text_of
+from fedlens.runs.manifest import is_run_of, text_of
 
 PLAIN = fl.Experiment(
     dataset="fashion-mnist-mini",

@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 
 import fedlens as fl
-from fedlens.runs import active, progress, watching, workload
+from fedlens.runs import loop, points, progress, watching
 from fedlens.runs.watching import Watching
 from tests.sites import write_sites
 
@@ -289,7 +289,7 @@ def test_a_bar_of_what_is_counted_keeps_its_count_and_its_time(clock, capsys, mo
 def test_the_first_round_is_judged_by_its_images_once_workers_are_past_their_first_clients(
     monkeypatch,
 ):
-    monkeypatch.setattr(active, "TOLD_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "TOLD_SECONDS", 0.0)
     experiment = fl.Experiment(
         dataset="fashion-mnist-mini",
         model="linear",
@@ -307,7 +307,7 @@ def test_the_first_round_is_judged_by_its_images_once_workers_are_past_their_fir
 
 @pytest.mark.parametrize("engine", ["sequential", "processes", "stacked"])
 def test_every_engine_tells_how_far_a_long_round_is(engine, monkeypatch):
-    monkeypatch.setattr(active, "TOLD_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "TOLD_SECONDS", 0.0)
     experiment = fl.Experiment(
         dataset="fashion-mnist-mini",
         model="linear",
@@ -328,7 +328,7 @@ def test_every_engine_tells_how_far_a_long_round_is(engine, monkeypatch):
 
 
 def test_a_watch_of_ones_own_is_told_of_whole_rounds_alone(monkeypatch):
-    monkeypatch.setattr(active, "TOLD_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "TOLD_SECONDS", 0.0)
     experiment = fl.Experiment(dataset="fashion-mnist-mini", model="linear", rounds=2)
     told: list[Any] = []
     fl.run(experiment, watch=told.append)
@@ -337,7 +337,7 @@ def test_a_watch_of_ones_own_is_told_of_whole_rounds_alone(monkeypatch):
 
 
 def test_in_a_sweep_the_clients_of_a_round_are_those_of_a_point(monkeypatch):
-    monkeypatch.setattr(active, "TOLD_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "TOLD_SECONDS", 0.0)
     experiment = fl.Experiment(dataset="fashion-mnist-mini", model="linear", rounds=1)
     within: list[Any] = []
     fl.sweep({"a": experiment}, watch=Watching(within.append))
@@ -361,10 +361,8 @@ def test_the_first_round_of_a_sweep_has_an_estimate_and_keeps_it_until_the_next(
 
 
 def test_a_sweep_tells_how_many_rounds_as_long_as_this_one_are_left(monkeypatch):
-    monkeypatch.setattr(active, "TOLD_SECONDS", 0.0)
-    monkeypatch.setattr(
-        workload, "num_evaluations", lambda *_: 0
-    )  # what is trained on counts alone
+    monkeypatch.setattr(loop, "TOLD_SECONDS", 0.0)
+    monkeypatch.setattr(points, "num_evaluations", lambda *_: 0)  # what is trained on counts alone
     short = fl.Experiment(
         dataset="fashion-mnist-mini",
         model="linear",

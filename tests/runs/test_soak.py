@@ -15,8 +15,8 @@ import torch
 
 import fedlens as fl
 from fedlens.rounds import begin
-from fedlens.runs.active import ActiveRun
 from fedlens.runs.folder import Checkpoint
+from fedlens.runs.loop import ActiveRun
 from fedlens.storage.run_files import CHECKPOINT
 from tests.checkpoints import new_run
 

@@ -15,7 +15,7 @@ import torch
 import fedlens as fl
 from fedlens.config.consent import importable
 from fedlens.core import Tree
-from fedlens.runs import point_actor, spread
+from fedlens.runs import spread
 from fedlens.runs.folder import Change, RunFolder
 from fedlens.runs.spread import SpreadPoints, even_shares
 from fedlens.runs.summary import Record
@@ -121,7 +121,7 @@ def test_an_actor_killed_in_a_sweep_changes_no_byte(ray, here, tmp_path, monkeyp
     apply = spread.Spread._apply
     left = killed = 0  # how many events until one is killed, how often one was
 
-    def kill_once(self: spread.Spread, event: point_actor.Event) -> Any:
+    def kill_once(self: spread.Spread, event: spread.Event) -> Any:
         nonlocal left, killed
         left -= 1
         if left < 0 and self.busy and killed == number:
@@ -143,7 +143,7 @@ def test_an_actor_killed_in_a_sweep_changes_no_byte(ray, here, tmp_path, monkeyp
 def test_a_mistake_that_shows_at_an_actor_is_one_line(ray, tmp_path, monkeypatch):
     sent = spread.sent_point
 
-    def spoilt(*args: Any) -> point_actor.SentPoint:
+    def spoilt(*args: Any) -> spread.SentPoint:
         found = sent(*args)
         return found._replace(settings=found.settings | {"seed": 9})
 

@@ -132,7 +132,7 @@ def test_a_run_that_stopped_and_was_killed_is_over_only_once_all_of_it_is_writte
     for _ in range(2):  # as it writes its model, and once more in its next life
         with monkeypatch.context() as patch:
             patch.setattr("fedlens.runs.folder.RunFolder.save_model", killed)
-            patch.setattr("fedlens.runs.active.ActiveRun.stop", lambda *_: None)
+            patch.setattr("fedlens.runs.loop.ActiveRun.stop", lambda *_: None)
             with pytest.raises(Killed):
                 fl.resume(run, experiment=experiment) if run.exists() else fl.run(experiment, run)
         assert read_status(run) == "interrupted"

@@ -13,8 +13,8 @@ import fedlens as fl
 from fedlens.algorithm.slots import Draw, ExampleWeight
 from fedlens.core import Batch, Local, Plan
 from fedlens.core.federation import Holdings
+from fedlens.runs.points import images_a_round
 from fedlens.runs.sweep import prepare
-from fedlens.runs.workload import images_a_round
 from fedlens.setup import build
 from fedlens.storage.locks import one_writer
 from tests.runs.sweeps import DATASET, LOST, assert_alone, base, records, told

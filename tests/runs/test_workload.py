@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import fedlens as fl
-from fedlens.runs.workload import num_evaluations
+from fedlens.runs.points import num_evaluations
 
 
 @pytest.mark.parametrize(

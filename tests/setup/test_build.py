@@ -11,7 +11,7 @@ from torch import nn
 import fedlens as fl
 from fedlens.engines import Processes, Sequential, Stacked
 from fedlens.setup import build, partition
-from fedlens.setup.engine import automatic_engine
+from fedlens.setup.devices import automatic_engine
 
 OWN = """
     from dataclasses import replace

@@ -31,9 +31,8 @@ from fedlens.privacy.accountant import epsilon
 from fedlens.privacy.one_run import Array, best_bound
 from fedlens.privacy.protection import Protection
 from fedlens.rounds import begin
-from fedlens.runs.active import ActiveRun
 from fedlens.runs.folder import Checkpoint
-from fedlens.runs.loop import run_to_end
+from fedlens.runs.loop import ActiveRun, run_to_end
 from fedlens.runs.watching import Watch
 from fedlens.setup import Setup
 

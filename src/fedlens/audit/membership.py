@@ -27,9 +27,8 @@ from fedlens.core.federation import Fixed, Holdings, offsets_of
 from fedlens.engines import Stacked
 from fedlens.privacy.one_run import best_bound
 from fedlens.rounds import begin
-from fedlens.runs.active import ActiveRun
 from fedlens.runs.folder import Checkpoint
-from fedlens.runs.loop import run_to_end
+from fedlens.runs.loop import ActiveRun, run_to_end
 from fedlens.runs.summary import Record
 from fedlens.setup import Setup
 from fedlens.setup.network import make_network

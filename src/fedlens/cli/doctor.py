@@ -49,7 +49,7 @@ def findings(data: Path | None = None) -> dict[str, Any]:
     from fedlens.data.fetch import listing
     from fedlens.data.places import roots
     from fedlens.engines.processes import num_cores
-    from fedlens.setup.engine import automatic_engine
+    from fedlens.setup.devices import automatic_engine
 
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")

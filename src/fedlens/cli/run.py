@@ -183,7 +183,7 @@ def finish_run(
     from fedlens.report.personal import HEADER as PERSONAL
     from fedlens.report.personal import personal_rows
     from fedlens.report.privacy import privacy_line
-    from fedlens.runs.active import unsound_losses
+    from fedlens.runs.loop import unsound_losses
     from fedlens.runs.records import settings
 
     with once_written():

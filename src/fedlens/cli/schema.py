@@ -17,7 +17,7 @@ def schema_command(
     overwrite: Annotated[bool, typer.Option(help="Replace the file that is there.")] = False,
 ) -> None:
     """Write the JSON Schema of experiment files, for editors."""
-    from fedlens.config.schema import schema
+    from fedlens.config.explained import schema
     from fedlens.storage.files import write_atomically
 
     text = json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"

@@ -29,15 +29,13 @@ from fedlens.core.federation import Examples
 from fedlens.data.places import Counted
 from fedlens.engines import Processes, Ray, Stacked
 from fedlens.rounds import begin
-from fedlens.runs.active import ActiveRun
 from fedlens.runs.folder import Checkpoint
-from fedlens.runs.loop import run_to_end
+from fedlens.runs.loop import ActiveRun, run_to_end
 from fedlens.runs.manifest import machine
-from fedlens.runs.points import Point, into_stacks
+from fedlens.runs.points import Point, drawn_plan, into_stacks, num_evaluations
 from fedlens.runs.spread import SpreadPoints
 from fedlens.runs.summary import Record
 from fedlens.runs.sweep import prepare
-from fedlens.runs.workload import drawn_plan, num_evaluations
 from fedlens.setup import Setup
 from fedlens.setup.algorithm import make_algorithm
 from fedlens.storage.files import write_atomically

@@ -19,8 +19,8 @@ from fedlens.recipes.page import led_by_a_figure, opening
 from fedlens.recipes.recipe import FROM_CELL, Recipe, Results, Scale, with_settings
 from fedlens.report.artists import Artists, Drawing
 from fedlens.report.page import render_page
-from fedlens.runs.equal import is_run_of, text_of
 from fedlens.runs.folder import new_folder
+from fedlens.runs.manifest import is_run_of, text_of
 from fedlens.runs.progress import decoding
 from fedlens.runs.records import read
 from fedlens.runs.summary import Record

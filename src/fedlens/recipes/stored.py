@@ -24,7 +24,7 @@ from fedlens.recipes.store import (
     runs_of,
 )
 from fedlens.report.artists import Artists
-from fedlens.runs.equal import as_today
+from fedlens.runs.manifest import as_today
 from fedlens.runs.records import Run, read, settings
 from fedlens.storage.reading import demand_fields, is_file, reading
 from fedlens.storage.run_files import EXPERIMENT, MANIFEST, OVER

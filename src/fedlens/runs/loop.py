@@ -1,29 +1,61 @@
-"""The loop over rounds: trains runs to their end, records them, and saves checkpoints."""
+"""Runs in progress, and the loop over their rounds, which trains them to their end.
+
+A run has its state and its records. It writes a record after each round, and checkpoints now and
+then; after the last round also the model, its details and the summary.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
+from fedlens.config.names import BY_CLIENT
+from fedlens.core import Tree
 from fedlens.core.trees import HostCopy
 from fedlens.engines import Engine
-from fedlens.evaluation.evaluate import Evaluation
-from fedlens.rounds import RoundInput, begin, run_rounds
+from fedlens.evaluation.evaluate import ByClient, Details, Evaluation, Twin
+from fedlens.evaluation.measures import OF_MODEL, PARTS, measure_name
+from fedlens.privacy.ledger import LimitReached
+from fedlens.rounds import RoundInput, State, begin, run_rounds
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.cohorts import BelowQuorum
-from fedlens.runs.active import ActiveRun, sums_of_models
-from fedlens.runs.folder import Checkpoint
-from fedlens.runs.result import Result
+from fedlens.rounds.work import Work
+from fedlens.runs.folder import Checkpoint, Mark, Records, RunFolder
+from fedlens.runs.records import is_number
+from fedlens.runs.result import Result, by_name
 from fedlens.runs.settings import torch_settings
-from fedlens.runs.summary import Record, scheduled, who_failed
-from fedlens.runs.watching import Watch
+from fedlens.runs.spending import Spending
+from fedlens.runs.stopping import Stopping
+from fedlens.runs.summary import (
+    Record,
+    final,
+    gains,
+    personal_measures,
+    scheduled,
+    stopped_round,
+    summary,
+    who_failed,
+)
+from fedlens.runs.watching import Watch, tell
 from fedlens.setup import Setup
-from fedlens.storage.run_files import RunFailed, Unwritable
+from fedlens.storage.run_files import (
+    CLIENTS,
+    EVALUATION,
+    LARGEST_LOSS,
+    OVER,
+    SUMMARY,
+    RunFailed,
+    Unwritable,
+    to_json,
+)
 
 CHECKPOINT_SECONDS = 10.0  # minimum between two checkpoints: a crash repeats the rounds since
 DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)  # how a file system refuses to be written to
@@ -90,6 +122,319 @@ def run_to_end(runs: Sequence[ActiveRun], keep_states: bool = True) -> list[Resu
         for run in runs:
             run.close()
     return [run.result for run in runs]
+
+
+FEW_CLIENTS = 20  # up to this many, the records have the accuracy of each
+TOLD_SECONDS = 1.0  # minimum between two progress reports within a round
+
+
+class Whole(NamedTuple):
+    """A run after its last complete round: one value, so that an interrupt cannot split it."""
+
+    state: State
+    mark: Mark | None  # the end of the records in their file, if there is one
+    best: Tree | None  # the best model so far, if it is kept
+
+
+class ActiveRun:
+    """A run in progress: its state, its records so far, and the folder that they are written to."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        saved: Checkpoint,
+        folder: RunFolder | None = None,
+        *,
+        twin: Twin | None = None,
+        watch: Watch | None = None,
+        by_client: Callable[..., ByClient | None] | None = None,
+    ) -> None:
+        self.setup, self.folder, self.records = setup, folder, list(saved.records)
+        self.watch, self.twin, self.by_client = watch, twin, by_client
+        self.newest_state = state = saved.state  # after all started rounds, even unfinished ones
+        self.file = Records(folder, saved.content) if folder else None
+        self._whole = Whole(state, self.file.mark if self.file else None, saved.best)
+        diverged = not math.isfinite(float(sums_of_models([state]))) or _has_diverged(self.records)
+        self.status = "diverged" if diverged else "running"
+        self.reason = ""  # why it stopped early, if it did
+        self.client_accuracy: dict[str, float] = {}  # of the final model
+        self.closer: dict[str, Any] = {}  # further entries of the summary, of the final model
+        self.start_time = self.record_time = self.told_time = time.perf_counter()
+        self.client_time = self.start_time  # when the client that trains began
+        self.num_earlier_records = len(self.records)
+        self.earlier_summary = folder.summary(len(self.records)) if folder else {}
+        spent = sum(r["seconds"] + r.get("evaluation_seconds", 0.0) for r in self.records)
+        earlier = self.earlier_summary
+        self.earlier_seconds = earlier["seconds"]["total"] if earlier else spent
+        self.last_round = setup.experiment.rounds  # or fewer, by the limit of a ledger
+        self.spending = None if setup.experiment.privacy is None else Spending(setup)
+        if self.spending is not None:
+            self.spending.count(*range(len(self.records)))
+        self.stopping = Stopping(setup.experiment)
+        # The time of an interrupted run is ignored here: if stop.seconds has passed, the run stops
+        # after its next round, which is then evaluated.
+        seconds = self.earlier_seconds if earlier.get("status") in OVER else 0.0
+        for record in self.records:
+            self.stopping.spend(record, seconds)
+            self.stopping.judge(record)
+        self._end_if_told()
+
+    def _end_if_told(self) -> None:
+        """Finish the run if a stopping rule of the experiment holds."""
+        if self.stopping.reason and self.status == "running":
+            self.status, self.reason = "finished", self.stopping.reason
+
+    @property
+    def state(self) -> State:
+        """The state after the last complete round."""
+        return self._whole.state
+
+    @property
+    def is_over(self) -> bool:
+        return self.status != "running" or self.state.round >= self.last_round
+
+    @property
+    def has_rounds_to_start(self) -> bool:
+        return not self.is_over and self.newest_state.round < self.last_round
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of the client with the most batches in each round, summed over rounds."""
+        return int(self.records[-1]["batches_total"]) if self.records else 0
+
+    @property
+    def round_input(self) -> RoundInput:
+        setup = self.setup
+        return RoundInput(
+            setup.program_of(self.newest_state.round),
+            setup.federation,
+            self.newest_state,
+            setup.experiment.seed,
+            setup.clock,
+        )
+
+    def is_evaluated(self, state: State) -> bool:
+        return self.setup.experiment.evaluate.is_due(state.round, self.last_round)
+
+    def order_round(self) -> bool:
+        """Whether the next round may run; what it releases is then in the ledger, if it has one."""
+        if self.spending is None:
+            return True
+        round = self.newest_state.round
+        try:
+            self.reason = self.spending.order(round)
+            self.last_round = round + 1 if self.reason else self.last_round
+        except LimitReached as error:  # another run has spent what was left
+            self.reason, self.last_round = str(error), round
+        return round < self.last_round
+
+    def record_round(
+        self, state: State, record: Record, is_finite: bool, evaluation: Evaluation
+    ) -> None:
+        """End a round: evaluate the model if an evaluation is due, and write the record."""
+        experiment, trained = self.setup.experiment, time.perf_counter()
+        best = self._whole.best
+        if self.spending is not None:
+            self.spending.count(state.round - 1)
+        self.stopping.spend(record, self.earlier_seconds + trained - self.start_time)
+        if not is_finite or _has_diverged([record]):
+            self.status = "diverged"
+        elif self.is_evaluated(state) or self.stopping.reason:
+            measured, details = evaluation.read(self.twin)
+            record |= measured
+            if self.spending is not None:
+                record["epsilon"] = self.spending.epsilon()
+            shares = details.plain().get(BY_CLIENT, ())
+            if 0 < len(shares) <= FEW_CLIENTS:
+                record[BY_CLIENT] = [x if math.isfinite(x) else None for x in shares]
+            if self.stopping.judge(record) and experiment.evaluate.best:
+                best = self._model_of(state)
+            self._end_if_told()
+            if self.status == "finished" or state.round == self.last_round:
+                self._write_details(details)
+            record["evaluation_seconds"] = time.perf_counter() - trained
+        if self.file is not None:
+            self.file.append(record)
+        self.records.append(record)
+        self._whole = Whole(state, self.file.mark if self.file else None, best)
+        tell(self.watch, record)
+        self.record_time = self.told_time = time.perf_counter()
+
+    def tell_trained(self, num_workers: int, done: int, work: Work) -> None:
+        """Report at intervals how many clients of a round have trained, and the share of images.
+
+        Workers may be further than is known here, so the share is reported only after two clients
+        per worker.
+        """
+        if not self._is_time_to_tell():
+            return
+        record: Record = {"trained": done, "of": len(work)}
+        if len(work.cohort_sizes) == 1 and done >= 2 * num_workers:
+            images = work.plan.counts.sum(1)
+            record["share"] = float(images[:done].sum() / images.sum().clamp(min=1))
+        tell(self.watch, record)
+
+    def tell_step(self, work: Work, client: int, taken: int) -> None:
+        """How many steps the client that trains has taken, now and then, of how many."""
+        now = time.perf_counter()
+        if taken == 1:
+            self.client_time = now
+        # Of clients that are soon done, their number says more.
+        if now - self.client_time < TOLD_SECONDS or not self._is_time_to_tell():
+            return
+        steps, images = int(work.plan.steps[client]), work.plan.counts.sum(1)
+        record: Record = {"stepped": taken, "of": steps}
+        if len(work.cohort_sizes) == 1:
+            done = images[:client].sum() + images[client] * taken / steps
+            record["share"] = float(done / images.sum().clamp(min=1))
+        tell(self.watch, record)
+
+    def tell_tested(self, done: int, total: int) -> None:
+        """Report at intervals how many images of a round's evaluation are done."""
+        if self._is_time_to_tell():
+            tell(self.watch, {"tested": done, "of": total})
+
+    def _is_time_to_tell(self) -> bool:
+        now = time.perf_counter()
+        is_time = now - self.told_time >= TOLD_SECONDS
+        self.told_time = now if is_time else self.told_time
+        return is_time
+
+    def finish(self, keep_state: bool = True) -> None:
+        """Write the model, the summary and, with `keep_state`, the last checkpoint."""
+        status = "finished" if self.status == "running" else self.status
+        if status == "finished" and unsound_losses(self.records):
+            status = "invalid"
+        self.status = status
+        if keep_state and self.has_news(status):  # otherwise it is already saved
+            self.save()
+        elif self.file is not None:
+            self.file.sync()
+        if self.folder is not None:
+            self.closer["sha256"] = self.folder.save_model(self.model, self._whole.best)
+        if status == "finished" and self.has_news(status):
+            self._look_closer()
+        self.write_summary(status)
+        if self.folder is not None and not keep_state:
+            self.folder.remove_states()
+
+    def _write_details(self, details: Details) -> None:
+        names = self.setup.federation.described().names
+        self.client_accuracy = by_name(details.plain().get(BY_CLIENT), names)
+        if self.folder is not None:
+            self.folder.write(EVALUATION, to_json(details.plain()) + "\n")
+
+    def _look_closer(self) -> None:
+        """Compute what the final model alone gets: intervals, and a comparison by client."""
+        setup, asked = self.setup, self.setup.experiment.evaluate
+        ended = len(self.records) == self.num_earlier_records  # resumed after its last round
+        if ended and setup.engine.reporting is None:
+            self._write_details(Evaluation(setup, setup.engine, self.state).read(self.twin)[1])
+        if times := asked.bootstrap:
+            again = Evaluation(setup, setup.engine, self.state)
+            self.closer["intervals"] = again.intervals(times, self.watch)
+        by_client = self.by_client if setup.client_tests else None
+        if by_client and (found := by_client(setup, self.state, self.twin, self.watch)):
+            self.closer |= gains(found, setup.experiment.seed)
+            if setup.is_personal:
+                self.closer["final"] = final(self.records) | personal_measures(found)
+            if self.folder is not None:
+                known = {k: v.tolist() for k, v in found._asdict().items() if v is not None}
+                self.folder.write(CLIENTS, to_json(known) + "\n")
+
+    def end_early(self, error: BelowQuorum) -> None:
+        """Stop the run because too few clients reported, as the experiment demands."""
+        if self.status != "running":  # a round that finished meanwhile has ended the run
+            return
+        self.status, self.reason = "stopped", str(error)
+        self.closer["stopped_round"] = stopped_round(self.state.round + 1, error.reports)
+
+    def save(self) -> None:
+        """Write the checkpoint after the records that it depends on are on disk."""
+        state, mark, best = self._whole
+        if self.folder is not None and self.file is not None and mark is not None:
+            self.file.sync()
+            self.folder.save_state(state, mark, best)
+
+    def stop(self, error: BaseException) -> None:
+        """Save the last complete round, and discard the records of the round in progress."""
+        del self.records[self.state.round :]
+        # If saving fails (the disk may be full), the checkpoint before it is still there.
+        with contextlib.suppress(OSError):
+            self.save()
+        with contextlib.suppress(OSError):
+            self.write_summary("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+
+    def close(self) -> None:
+        """Release the lock of the run folder."""
+        if self.folder is not None:
+            self.folder.close()
+
+    def has_news(self, status: str) -> bool:
+        """Whether the records or the status have changed since the run was resumed."""
+        is_new = len(self.records) > self.num_earlier_records or "stopped_round" in self.closer
+        return is_new or status != self.earlier_summary.get("status")
+
+    def announce(self) -> None:
+        """Write the status "running", unless the run has ended and its summary says so."""
+        if not self.is_over or self.earlier_summary.get("status") not in OVER:
+            self.write_summary("running")
+
+    def write_summary(self, status: str) -> None:
+        self.summary = self.earlier_summary
+        if self.has_news(status):
+            elapsed = self.earlier_seconds + time.perf_counter() - self.start_time
+            stopped = self.closer.get("stopped_round")
+            self.summary = summary(self.setup, status, self.records, elapsed, self.twin, stopped)
+            self.summary |= {"reason": self.reason} if self.reason else {}
+            self.summary |= {"privacy": self.spending.summary()} if self.spending else {}
+            self.summary |= self.closer
+        if self.folder is not None:
+            self.folder.write_json(SUMMARY, self.summary)
+
+    @property
+    def model(self) -> Tree:
+        return self._model_of(self.state)
+
+    def _model_of(self, state: State) -> Tree:
+        return state.params | state.buffers | self.setup.network.frozen
+
+    @property
+    def result(self) -> Result:
+        folder = self.folder.path if self.folder else None
+        best, clients = self._whole.best, self.client_accuracy
+        return Result(self.status, self.records, self.summary, self.model, folder, best, clients)
+
+
+def unsound_losses(records: list[Record]) -> list[str]:
+    """The losses of the last evaluation that are not finite, or at least `LARGEST_LOSS`."""
+    last = next((one for one in reversed(records) if OF_MODEL.keys() & one.keys()), {})
+    losses = {name: last.get(name, 0.0) for name in (measure_name(p, "loss") for p in PARTS)}
+    return [name for name, loss in losses.items() if not is_number(loss) or loss >= LARGEST_LOSS]
+
+
+def _has_diverged(records: list[Record]) -> bool:
+    """Whether the last training loss is not finite (None, if read from a file)."""
+    last = records[-1] if records else {}
+    return bool(last.get("clients")) and not is_number(last.get("train_loss", 0.0))
+
+
+def sums_of_models(states: Sequence[State]) -> torch.Tensor:  # [G]
+    """A number for each of G states with models of equal structure: finite if the model is.
+
+    It sums absolute values: norms of many tensors need few kernel launches, and plain sums one
+    per tensor.
+    """
+    sums = torch._foreach_norm(
+        [
+            tensor
+            for state in states
+            for tensor in (*state.params.values(), *state.buffers.values())
+            if tensor.is_floating_point()
+        ],
+        1,
+    )
+    return torch.stack(sums).view(len(states), -1).double().sum(1)
 
 
 class Checkpoints:

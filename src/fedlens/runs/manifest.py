@@ -24,7 +24,6 @@ from fedlens.config.experiment import Experiment, Named
 from fedlens.config.names import own_names
 from fedlens.config.schedules import looked_at, value_at
 from fedlens.engines.processes import num_cores
-from fedlens.runs.equal import as_today
 from fedlens.runs.records import settings
 from fedlens.setup import Setup
 from fedlens.storage.reading import Fields, demand_fields, expanded
@@ -33,10 +32,13 @@ from fedlens.storage.run_files import (
     MANIFEST,
     OVER,
     RERUN,
+    experiment_text,
     last_saved,
+    read_experiment,
     read_status,
     to_json,
 )
+from fedlens.storage.tables import to_toml
 from fedlens.version import __version__
 
 SAID = ("fedlens", "revision", "python", "torch", "numpy", "device", "threads")
@@ -271,3 +273,28 @@ def _revision() -> str | None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stdout.strip() or None
     return None
+
+
+def as_today(tables: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An experiment's plain tables as this version of Fedlens writes them.
+
+    A key that was added since has its default, which is how Fedlens behaved before the key existed.
+    """
+    try:
+        return Experiment.of(tables).plain()
+    except (ValueError, TypeError):  # from a later version, or damaged
+        return tables
+
+
+def text_of(folder: Path) -> str:
+    """A run's experiment as this version of Fedlens writes it."""
+    try:
+        return to_toml(as_today(read_experiment(folder)))
+    except ValueError:  # it is damaged
+        return experiment_text(folder)
+
+
+def is_run_of(folder: Path, experiment: Experiment) -> bool:
+    """Whether the run in a folder has this experiment."""
+    text = experiment.toml()
+    return text in (experiment_text(folder), text_of(folder))

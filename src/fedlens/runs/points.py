@@ -19,15 +19,15 @@ from torch import Tensor
 
 from fedlens.algorithm import same_but_numbers
 from fedlens.config.experiment import Experiment, Named
-from fedlens.core import Tree
+from fedlens.config.sections import Evaluate
+from fedlens.core import Plan, Tree, keys
 from fedlens.core.federation import Dataset, Examples
 from fedlens.data.places import Counted
 from fedlens.engines import Stacked
 from fedlens.engines.stacked import SHARE, memory_of
 from fedlens.rounds import begin
-from fedlens.runs.active import ActiveRun
 from fedlens.runs.folder import OnChange, RunFolder
-from fedlens.runs.loop import run_to_end
+from fedlens.runs.loop import ActiveRun, run_to_end
 from fedlens.runs.manifest import check_settings
 from fedlens.runs.result import Result
 from fedlens.runs.run import reopen, start
@@ -247,3 +247,34 @@ def _kept_by(setup: Setup) -> Any:
         {name: {key: t.shape for key, t in tree.items()} for name, tree in kept.items()}
         for kept in (state.told, memory, {"model": state.params | state.buffers})
     ]
+
+
+A_STEP = 3  # a training step takes about as long as this many forward passes
+
+
+def drawn_plan(setup: Setup, round: int) -> Plan:
+    """A plan that a round could have. The run uses other random keys, so draws another plan."""
+    federation, algorithm = setup.federation, setup.program.algorithm
+    key = keys.root(setup.experiment.seed, keys.purpose("estimate"), round)
+    clients = algorithm.select(federation, round, key)
+    return algorithm.draw(federation.holdings(round, clients), keys.fold(key, clients))
+
+
+def images_a_round(setup: Setup) -> float:
+    """Images that a round passes through the model, in forward passes, evaluations included.
+
+    The time of a round of one model is about proportional to this number.
+    """
+    experiment, plan = setup.experiment, drawn_plan(setup, 0)
+    trained = float(plan.counts.sum())
+    if (pace := setup.program.algorithm.pace) is not None:  # a round takes only some of the updates
+        trained *= pace.buffer / len(plan.counts)
+    evaluations = num_evaluations(experiment.evaluate, experiment.rounds)
+    tested = sum(map(len, setup.parts.values()))
+    return A_STEP * trained + tested * evaluations / experiment.rounds
+
+
+def num_evaluations(evaluate: Evaluate, rounds: int) -> int:
+    """The number of evaluations of a run of this many rounds (`Evaluate.is_due`)."""
+    others = {at for at in (*evaluate.at, rounds) if 0 < at <= rounds and at % evaluate.every}
+    return rounds // evaluate.every + len(others)

@@ -16,11 +16,10 @@ from fedlens.data import statistics
 from fedlens.evaluation.evaluate import Twin
 from fedlens.evaluation.metrics import chosen, try_out
 from fedlens.rounds import State, begin
-from fedlens.runs.active import ActiveRun
 from fedlens.runs.alone import by_client, check_clients_are_tested
 from fedlens.runs.beforehand import say_beforehand
 from fedlens.runs.folder import Checkpoint, RunFolder, check_free, readable_json
-from fedlens.runs.loop import run_to_end
+from fedlens.runs.loop import ActiveRun, run_to_end
 from fedlens.runs.manifest import (
     check_settings,
     check_there,

@@ -1,41 +1,58 @@
 """Points of a sweep, spread over a Ray cluster: each core, or each GPU, runs some of them.
 
-This process writes the run folders from the events of actors (`point_actor.py`): nodes need not
-share a disk. If an actor is lost, another resumes its points from their last checkpoints. On CPUs
-models are byte-identical to those of engine `ray` running the points one after another.
+An actor runs points as a sweep on one machine does. It writes temporary run folders and reports
+each change; this process makes the same changes in the sweep's folder: nodes need not share a disk.
+If an actor is lost, another resumes its points from their last checkpoints. On CPUs models are
+byte-identical to those of engine `ray` running the points one after another.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import queue
+import shutil
+import sys
+import threading
 import time
+import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from fedlens.config.experiment import Named
-from fedlens.engines import Ray
-from fedlens.engines.cluster import HeadLost, connect
+import torch
+from torch import Tensor
+
+from fedlens.config.experiment import Experiment, Named, Precision
+from fedlens.config.names import EngineName
+from fedlens.config.own_code import mistake_of
+from fedlens.core.federation import Dataset
+from fedlens.core.trees import map_tensors
+from fedlens.engines import Ray, Sequential
+from fedlens.engines.cluster import HeadLost, connect, own_folder, remove_stale
+from fedlens.engines.driver import Driver
 from fedlens.engines.messages import Message, arrays_of, pack, unpack
-from fedlens.engines.ray import ActorGroup, RemoteWorker, lost_errors, resources_by_node
+from fedlens.engines.ray import ActorGroup, RemoteWorker, arrived, lost_errors, resources_by_node
+from fedlens.engines.trainer import keep_memory
 from fedlens.engines.workers import TRIES
 from fedlens.runs.folder import Change, RunFolder
 from fedlens.runs.manifest import check_settings, check_unchanged, typed_functions, with_its_threads
-from fedlens.runs.point_actor import Event, PointActor, SentPoint, Share, ShareEnded
-from fedlens.runs.points import Point
+from fedlens.runs.points import Point, build_point, into_stacks, run_stacks, sharing
 from fedlens.runs.result import Result
 from fedlens.runs.run import check_asked, new_run
 from fedlens.runs.summary import Record
+from fedlens.runs.watching import Watch
+from fedlens.storage.files import write_atomically
 from fedlens.storage.run_files import (
     EXPERIMENT,
     MANIFEST,
     ROUNDS,
     SUMMARY,
+    RunFailed,
     read_manifest,
     saved_rounds,
     state_files,
@@ -45,7 +62,141 @@ LOOK_SECONDS = 1.0  # between two checks for new workers
 STOP_SECONDS = 10.0  # for workers to end their rounds, when a sweep is stopped
 ON_GPU, ON_CORE = ("cuda", True), ("cpu", False)  # device of an actor, and whether it stacks points
 
+MOST_EVENTS = 256  # in the queue of an actor: when it is full, training waits
+EVENT_SECONDS = 0.5  # for which an actor waits for an event
+
 logger = logging.getLogger(__name__)
+
+
+class SentPoint(NamedTuple):
+    """A point as it is sent to an actor."""
+
+    name: str
+    settings: dict[str, Any]  # its experiment without the data set
+    precision: Precision  # of the computation
+    named: Named | None  # the data set, unless it was given from Python
+    dataset: int  # its key among those sent; if it is not among them, it is on every disk
+    files: dict[str, bytes] | None  # of its run folder, if it has one
+    typed: dict[str, Any]  # functions of the driver's `__main__` that its experiment names
+
+
+class Share(NamedTuple):
+    """The points that one actor runs."""
+
+    points: Sequence[SentPoint]
+    data: Path | None  # where named data sets are searched first
+    keep_states: bool
+
+
+Event = tuple[str, Change | Record | Result] | Exception | None
+"""The name of a point with a change to its folder, a record, or its result. The last one of a share
+is an error, or None if it is done or was stopped."""
+
+
+class Stopped(Exception):
+    """Raised to stop an actor because another point of the sweep has failed."""
+
+
+class PointActor:
+    """Runs points one after another, or stacks those that can be stacked: see `points.py`."""
+
+    def __init__(self, device: Literal["cpu", "cuda"], stacks: bool) -> None:
+        self.device, self.stacks = device, stacks
+        self._events: queue.Queue[Event] = queue.Queue(MOST_EVENTS)
+        self._stop: type[BaseException] | None = None
+
+    def set_up(self, driver: Driver) -> str:
+        return driver.set_up_worker()
+
+    def load(self, datasets: dict[int, Message]) -> str:
+        """Unpack the data sets; return "", since there is no error to report."""
+        remove_stale()
+        self.datasets: dict[int, Dataset] = {key: unpack(one) for key, one in datasets.items()}
+        if self.device == "cpu":
+            keep_memory()
+        return ""
+
+    def start(self, share: Share) -> Message:
+        """Start a share in a thread; return an empty list of events."""
+        threading.Thread(target=self._run, args=[share], daemon=True).start()
+        return pack([])
+
+    def stop(self, interrupted: bool) -> None:
+        """Stop the points after their current round."""
+        self._stop = KeyboardInterrupt if interrupted else Stopped
+
+    def events(self) -> Message:
+        """The new `Event`s since the last call, in order."""
+        found: list[Event] = []
+        try:
+            found.append(self._events.get(timeout=EVENT_SECONDS))
+            while True:
+                found.append(self._events.get_nowait())
+        except queue.Empty:
+            return pack(found)
+
+    def _run(self, share: Share) -> None:
+        if self.device == "cpu":
+            torch.set_num_threads(1)
+        place = own_folder()
+        ended: Exception | None = None
+        try:
+            points: list[Point] = []
+            for sent in share.points:
+                points.append(self._point(sent, share.data, place, points))
+            stacks = into_stacks(points)
+            for point, result in run_stacks(stacks, self._watch_of, share.keep_states):
+                models = {"model": result.model, "best_model": result.best_model}
+                result = replace(result, **map_tensors(models, Tensor.cpu))
+                self._events.put((point.name, result))
+        except RunFailed as error:
+            ended = error
+        except (KeyboardInterrupt, Stopped):
+            pass
+        except BaseException as error:
+            line = f"{type(error).__name__}: {error}".splitlines()[0]
+            ended = RuntimeError(f"a worker failed: {line}\n{traceback.format_exc()}")
+            if mistake := mistake_of(error):
+                ended = ValueError(mistake)
+        shutil.rmtree(place, ignore_errors=True)
+        self._events.put(ended)
+
+    def _point(
+        self, sent: SentPoint, data: Path | None, place: Path, others: Sequence[Point]
+    ) -> Point:
+        dataset = self.datasets.get(sent.dataset)
+        given = sent.named or dataset
+        assert given is not None
+        vars(sys.modules["__main__"]).update(sent.typed)
+        experiment = Experiment(dataset=given, **sent.settings)
+        known = {repr(given): dataset} if dataset is not None else {}
+        described = replace(experiment, device=self.device, precision=sent.precision)
+        engine: EngineName = "stacked" if self.stacks else "sequential"
+        setup = build_point(replace(described, engine=engine), data, known)
+        if not self.stacks:  # with the results of a worker of `processes`
+            fast = Sequential(setup.network, setup.federation.examples, fast=True)
+            setup = replace(setup, engine=fast)
+        folder = None
+        if sent.files is not None:
+            folder = place / sent.name
+            for name, content in sent.files.items():
+                write_atomically(folder / name, content)
+        return Point(
+            sent.name,
+            experiment,
+            sharing(setup, others),
+            folder,
+            overwrite=False,
+            on_change=lambda change: self._events.put((sent.name, change)),
+        )
+
+    def _watch_of(self, point: Point) -> Watch:
+        def watch(record: Record) -> None:
+            self._events.put((point.name, record))
+            if self._stop is not None:
+                raise self._stop
+
+        return watch
 
 
 @dataclass(frozen=True)
@@ -215,10 +366,7 @@ class Spread:
     def _receive(self, seconds: float) -> None:
         """Collect the events of busy workers, and queue the shares of lost workers again."""
         asked = {reference: worker for worker in self.busy for _, reference in worker.given}
-        ready, _ = self.ray.wait(list(asked), timeout=seconds)
-        if ready:
-            ready, _ = self.ray.wait(list(asked), num_returns=len(asked), timeout=0)
-        for reference in ready:
+        for reference in arrived(self.ray, asked, seconds):
             worker = asked[reference]
             number, _ = worker.given.pop()
             try:
@@ -229,7 +377,7 @@ class Spread:
             except self.ray.exceptions.RayError as error:  # the worker cannot read what it was sent
                 raise RuntimeError(f"a worker failed: {str(error).splitlines()[-1]}") from error
             self.events += events
-            if not any(isinstance(one, ShareEnded) for one in events):
+            if not events or isinstance(events[-1], tuple):  # it goes on
                 worker.given.append((number, worker.handle.events.remote()))
 
     def _remove(self, worker: RemoteWorker, number: int) -> None:
@@ -255,9 +403,9 @@ class Spread:
                 yield ended
 
     def _apply(self, event: Event) -> tuple[Point, Result] | None:
-        if isinstance(event, ShareEnded):
-            if event.raises is not None:
-                raise event.raises(event.text)
+        if isinstance(event, Exception):
+            raise event
+        if event is None:
             return None
         name, told = event
         point = self.points[name]
@@ -278,7 +426,7 @@ class Spread:
             worker.handle.stop.remote(interrupted)
         self.watch, until = lambda _point, _record: None, time.monotonic() + STOP_SECONDS
         while True:
-            self.events = deque(one for one in self.events if not isinstance(one, ShareEnded))
+            self.events = deque(one for one in self.events if isinstance(one, tuple))
             deque(self._apply_events(), maxlen=0)
             if not self.busy or time.monotonic() > until:
                 return

@@ -18,17 +18,16 @@ from fedlens.core.federation import Dataset
 from fedlens.data.places import Counted
 from fedlens.engines import Stacked
 from fedlens.runs.beforehand import say_beforehand
-from fedlens.runs.equal import is_run_of
 from fedlens.runs.folder import check_free
 from fedlens.runs.grid import naming
-from fedlens.runs.points import Point, build_point, into_stacks, run_stacks, sharing
+from fedlens.runs.manifest import is_run_of
+from fedlens.runs.points import Point, build_point, images_a_round, into_stacks, run_stacks, sharing
 from fedlens.runs.progress import counted, decoding, in_rounds, is_aside, shown
 from fedlens.runs.result import Result
 from fedlens.runs.run import as_begun
 from fedlens.runs.spread import Spread, SpreadPoints
 from fedlens.runs.summary import Record
 from fedlens.runs.watching import Watch, Watching, all_of, expect_watch, tell
-from fedlens.runs.workload import images_a_round
 from fedlens.setup.network import Networks
 from fedlens.storage.locks import one_writer, remove_dead_lock
 from fedlens.storage.reading import shortened

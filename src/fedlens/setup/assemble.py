@@ -41,10 +41,8 @@ from fedlens.setup.data import (
     split_seed,
     with_validation,
 )
-from fedlens.setup.devices import devices_of, own_threads, precision_of
-from fedlens.setup.engine import engine_of
+from fedlens.setup.devices import demand_memory, devices_of, engine_of, own_threads, precision_of
 from fedlens.setup.examples import protection_of_examples, with_noise_of_examples
-from fedlens.setup.memory import demand_memory
 from fedlens.setup.network import Networks, shared_network
 from fedlens.setup.tryouts import try_algorithm, try_loss
 
