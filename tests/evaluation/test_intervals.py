@@ -10,6 +10,6 @@ def test_wilsons_interval_is_that_of_the_books():
 
 
 def test_it_stays_between_0_and_1_and_tells_nothing_of_no_examples():
-    assert wilson(0.0, 0) == (0.0, 1.0)
+    assert wilson(0.0, 0) == wilson(2.0, 20) == wilson(-1.0, 20) == (0.0, 1.0)
     assert wilson(0.0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
     assert wilson(1.0, 20) == pytest.approx((0.8389, 1.0), abs=5e-5)

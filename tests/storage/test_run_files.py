@@ -83,7 +83,7 @@ def test_a_run_that_says_it_is_running_is_if_somebody_writes_it(run):
     assert run_files.read_status(run) == "interrupted"
 
 
-@pytest.mark.parametrize("content", [b"", b'{"status": ', b"\xff\xff"])
+@pytest.mark.parametrize("content", [b"", b'{"status": ', b"\xff\xff", b'{"a": 1, "b": 2, "a": 3}'])
 def test_a_damaged_file_is_named_to_whoever_asks(run, content):
     for name, read in (
         ("manifest.json", run_files.read_manifest),

@@ -19,8 +19,11 @@ TIMES = 2000  # resamples of clients
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
-    """Wilson's 95% interval of a share among `count` examples; valid for few examples, too."""
-    if count < 1:
+    """Wilson's 95% interval of a share among `count` examples; valid for few examples, too.
+
+    It is everything where there are no examples, or where a damaged file has another number.
+    """
+    if count < 1 or not 0 <= share <= 1:
         return 0.0, 1.0
     z2 = Z95 * Z95
     middle = (share + z2 / (2 * count)) / (1 + z2 / count)

@@ -17,7 +17,7 @@ from typing import Any
 
 from fedlens.storage.locks import is_locked
 from fedlens.storage.reading import BadFile, argument, demand_fields, reading, reason
-from fedlens.storage.tables import parse_tables, read_text
+from fedlens.storage.tables import once, parse_tables, read_text
 
 EXPERIMENT = "experiment.toml"
 MANIFEST = "manifest.json"
@@ -282,9 +282,10 @@ LONG_NUMBER = re.compile(rb"[0-9]{19}")  # it may not fit in 64 bits
 
 
 def parse_json(content: bytes) -> Any:
-    """The content of a JSON file; refuses integers beyond 64 bits, which no run writes."""
+    """The content of a JSON file; refuses keys given twice and integers beyond 64 bits."""
     # Checking each number is slow, so it is done only if one of them is long.
-    return json.loads(content, parse_int=_whole if LONG_NUMBER.search(content) else None)
+    whole = _whole if LONG_NUMBER.search(content) else None
+    return json.loads(content, parse_int=whole, object_pairs_hook=once)
 
 
 def _whole(digits: str) -> int:

@@ -8,8 +8,6 @@ import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from difflib import get_close_matches
-from itertools import pairwise
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +61,7 @@ def parse_tables(text: str, path: Path) -> dict[str, Any]:
     """The tables of a TOML or JSON file, from its text."""
     kind = "JSON" if path.suffix == ".json" else "TOML"
     try:
-        tables = json.loads(text, object_pairs_hook=_once) if kind == "JSON" else _parsed_toml(text)
+        tables = json.loads(text, object_pairs_hook=once) if kind == "JSON" else _parsed_toml(text)
         if not isinstance(tables, dict):
             raise ValueError("it holds no table: write keys and values")
         _demand_shallow(tables)
@@ -85,12 +83,13 @@ def _parsed_toml(text: str) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A table of JSON, whose parser would take the last of several values of one key."""
-    for (key, _), (other, _) in pairwise(sorted(pairs, key=itemgetter(0))):
-        if key == other:
-            raise ValueError(f"{shortened(key)!r} is given twice")
-    return dict(pairs)
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        twice = next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place]))
+        raise ValueError(f"{shortened(twice)!r} is given twice")
+    return table
 
 
 def _hint(text: str, error: Exception) -> str:
