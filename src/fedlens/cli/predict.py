@@ -12,6 +12,7 @@ import typer
 
 from fedlens.cli.arguments import Json, Quiet, print_json, refuse_existing, warn
 from fedlens.runs.progress import counted, shown, working
+from fedlens.storage.run_files import EXPERIMENT, check_run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,6 +31,7 @@ def predict_command(
     as_json: Json = False,
 ) -> None:
     """Classify images with the model of a run; prints csv or JSON."""
+    check_run(run, [EXPERIMENT])  # before PyTorch is imported
     from fedlens.deploy.classifier import image_files, load
     from fedlens.report.cautions import cautions
     from fedlens.report.page import inert
@@ -82,6 +84,7 @@ def evaluate_command(
     as_json: Json = False,
 ) -> None:
     """Test the model of a run on other images with known classes."""
+    check_run(run, [EXPERIMENT])  # before PyTorch is imported
     from fedlens.deploy.classifier import load
     from fedlens.deploy.testing import tested_on, training_files
     from fedlens.report.holdings import measured
@@ -134,6 +137,7 @@ def export_command(
     quiet: Quiet = False,
 ) -> None:
     """Export the model of a run: ONNX, TorchScript or safetensors. A model card is added."""
+    check_run(run, [EXPERIMENT])  # before PyTorch is imported
     from fedlens.deploy.card import card
     from fedlens.deploy.classifier import load
     from fedlens.deploy.export import ENDINGS, export
