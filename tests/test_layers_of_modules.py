@@ -19,7 +19,7 @@ ORDER = [
     ["config"],
     ["data"],
     ["network", "models"],
-    ["algorithm", "algorithms"],
+    ["algorithm", "algorithms", "attacks"],
     ["rounds"],
     ["engines"],
     ["config.experiment", "config.explained", "config.protection"],  # they read what is above

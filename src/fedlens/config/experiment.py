@@ -13,6 +13,7 @@ from fedlens.config import consent
 from fedlens.config.names import (
     ALGORITHMS,
     ANNEALS,
+    ATTACKS,
     CLIPS,
     DATASETS,
     DEVICES,
@@ -153,6 +154,8 @@ class Experiment:
     """differential privacy: see [privacy.md](privacy.md#in-an-experiment)"""
     aggregation: Given[Aggregation | Table | None, Aggregation | None] = default(None)
     """sums that hide single updates: see [secure.md](secure.md)"""
+    attack: Given[Name | None, Named | None] = default(None)
+    """what some clients do to harm the others: see [attacks.md](attacks.md)"""
 
     def __post_init__(self) -> None:
         given: Any = self.algorithm
@@ -208,6 +211,10 @@ class Experiment:
         optimizer = filled(self.local.optimizer, OPTIMIZERS, "optimizer")
         anneal = anneal and filled(anneal, ANNEALS, "anneal")
         put("local", replace(self.local, optimizer=optimizer, anneal=anneal))
+        if self.attack is not None:
+            put("attack", filled(self.attack, ATTACKS, "attack"))
+            if self.privacy is not None:
+                raise ValueError("attack and [privacy] exclude each other: leave one out")
         if (privacy := self.privacy) is not None:
             clip = privacy.clip
             clip = filled(clip, CLIPS, "clip") if isinstance(clip, Named) else clip

@@ -65,6 +65,16 @@ METRICS = ByName("fedlens.evaluation", {"balanced_accuracy kappa auroc ece": "me
 
 DEVICES = ByName("fedlens.rounds", {"alike synthetic trace": "devices"})
 
+ATTACKS = ByName(
+    "fedlens.attacks",
+    {
+        "sign-flip gaussian free-rider scale ipm alie min-max min-sum": "sending",
+        "optimal-ipm optimal-alie mimic": "sending",
+        "label-flip backdoor edge-case": "data",
+    },
+)
+"""What hostile clients do."""
+
 MECHANISMS = ByName("fedlens.privacy", {"gaussian banded tree": "mechanisms"})
 """How the noise of the rounds of a private run goes together."""
 
@@ -150,6 +160,7 @@ KINDS: dict[str, ByName] = {
     "models": MODELS,
     "partitions": PARTITIONS,
     "devices": DEVICES,
+    "attacks": ATTACKS,
     "engines": ENGINES,
     "losses": LOSSES,
     "metrics": METRICS,
@@ -174,6 +185,7 @@ CHOSEN_BY_NAME: dict[str, ByName] = {
     "local.anneal": ANNEALS,
     **{f"{part}.{name}": SCHEDULES for part, names in SCHEDULED.items() for name in names},
     "evaluate.metrics": METRICS,
+    "attack": ATTACKS,
     "privacy.mechanism": MECHANISMS,
     "privacy.clip": CLIPS,
 }
@@ -198,7 +210,10 @@ OF_ROUND = (
 """The fields of a record besides measures of the model and of the algorithm, and besides scheduled
 numbers, whose names are their keys, with a dot (`server.lr`)."""
 
-OF_EVALUATION = ("test_", "validation_", "train_", "client_accuracy_", "relative_accuracy")
+OF_EVALUATION = (
+    *("test_", "validation_", "train_", "client_accuracy_"),
+    *("relative_accuracy", "backdoor_"),
+)
 """How the names of the model's measures begin."""
 
 

@@ -17,7 +17,7 @@ from fedlens.core.trees import HostCopy, moved
 from fedlens.engines import Engine
 from fedlens.engines.graphs import aside
 from fedlens.evaluation.intervals import FEWEST, Interval, bootstrap
-from fedlens.evaluation.measures import PARTS, measure_name
+from fedlens.evaluation.measures import PARTS, SUCCESS, measure_name
 from fedlens.evaluation.metrics import (
     Tally,
     accuracy_by_client,
@@ -31,6 +31,7 @@ from fedlens.evaluation.metrics import (
 )
 from fedlens.rounds import State
 from fedlens.setup import Setup
+from fedlens.setup.assemble import SUCCESS_ON
 from fedlens.setup.data import ClientTests
 
 T = TypeVar("T")
@@ -186,7 +187,10 @@ class Evaluation:
         found: dict[str, float] = {}
         for part, (tally, chosen_ones, _) in measured.items():
             values = self._values(tally, chosen_ones)
-            found |= {measure_name(part, key): value for key, value in values.items()}
+            if part == SUCCESS_ON:
+                found[SUCCESS] = values["accuracy"]
+            else:
+                found |= {measure_name(part, key): value for key, value in values.items()}
         primary = primary_part(self.setup.experiment) if measured else None
         if twin is not None:
             assert primary is not None, "a twin is compared on some part: evaluate.on was checked"

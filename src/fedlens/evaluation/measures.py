@@ -35,10 +35,14 @@ def measure_name(part: str, measure: str) -> str:
     return "train_set_loss" if (part, measure) == ("train", "loss") else f"{part}_{measure}"
 
 
+SUCCESS = "backdoor_success"
+"""The share of patterned test images, or of those of a class, that get the label an attack wants"""
+
 OF_MODEL = dict.fromkeys(
     [
         *(measure_name(part, name) for part in PARTS for name in OF_PART),
         "relative_accuracy",
+        SUCCESS,
         *(f"client_accuracy_{name}" for name in OVER_CLIENTS),
     ]
 )
@@ -46,6 +50,7 @@ OF_MODEL = dict.fromkeys(
 
 NEITHER = {"clipped_share", *(measure_name(part, "classes_predicted") for part in PARTS)}
 LOWER = {
+    SUCCESS,
     *(measure_name(part, name) for part in PARTS for name in ("loss", "ece")),
     *("train_loss", "client_accuracy_std", "primal_residual", "dual_residual", "inexactness"),
     "personal_accuracy_std",
@@ -58,7 +63,7 @@ HIGHER -= LOWER | NEITHER
 Others that an algorithm or a user measures have no best value.
 """
 
-SHARES = (HIGHER & OF_MODEL.keys() | {"client_accuracy_std"}) - {"relative_accuracy"}
+SHARES = (HIGHER & OF_MODEL.keys() | {"client_accuracy_std", SUCCESS}) - {"relative_accuracy"}
 SHARES |= {*OF_OWN_MODELS}
 """Measures that are never below 0 or above 1."""
 

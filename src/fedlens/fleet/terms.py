@@ -297,6 +297,8 @@ def check_possible(experiment: Experiment) -> None:
         raise ValueError(
             "a fleet has no secure sums yet: leave aggregation.secure out, or simulate"
         )
+    if experiment.attack is not None:
+        raise ValueError("sites of a fleet do not attack: leave attack out, or simulate")
     if experiment.engine == "stacked":
         raise ValueError('each site trains one client: choose engine "processes" or "sequential"')
     algorithm = make_algorithm(_of_some(experiment))

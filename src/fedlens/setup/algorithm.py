@@ -28,8 +28,9 @@ from fedlens.algorithm.pieces.losses import with_options
 from fedlens.algorithm.private import with_privacy
 from fedlens.algorithm.secure import with_secure_sums
 from fedlens.algorithm.slots import Draw, Solve
+from fedlens.attacks import Attack, under_attack
 from fedlens.config.experiment import Between, Experiment, LocalTraining
-from fedlens.config.names import ALGORITHMS, ANNEALS, LOSSES, OPTIMIZERS
+from fedlens.config.names import ALGORITHMS, ANNEALS, ATTACKS, LOSSES, OPTIMIZERS
 from fedlens.config.options import Named, call, expect, find
 from fedlens.config.own_code import place_of
 from fedlens.config.protection import check_alone, protection_of, protects_examples
@@ -92,6 +93,8 @@ def make_algorithm(experiment: Experiment, round: int = 0) -> Algorithm:
                 'privacy.sampling is "cyclic", and the algorithm has a way of its own to choose '
                 "clients: leave sampling out"
             )
+    if (attack := attack_of(experiment)) is not None:
+        algorithm = under_attack(algorithm, attack, experiment.seed)
     if sums is not None and sums.secure:
         _check_secure(experiment)
         cohort = algorithm.select.cohort_size
@@ -112,6 +115,14 @@ def _check_secure(experiment: Experiment) -> None:
             "reporting.over_select and aggregation.secure exclude each other, for a sum has all "
             "that were asked: leave one out"
         )
+
+
+def attack_of(experiment: Experiment) -> Attack | None:
+    named = experiment.attack
+    if named is None:
+        return None
+    made = call(find(ATTACKS, named.name, "attack"), options=named.options)
+    return expect(made, Attack, f"attack {named.name!r}")
 
 
 def _each(section: Any, names: Sequence[str], now: Callable[[Any], Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.devices import Devices
 from fedlens.rounds.reports import Clock, Faults, Reporting
 from fedlens.rounds.traffic import sent_besides, traffic
-from fedlens.setup.algorithm import check_schedules, make_algorithm, warn_of_rate
+from fedlens.setup.algorithm import attack_of, check_schedules, make_algorithm, warn_of_rate
 from fedlens.setup.data import (
     ClientTests,
     check_finite,
@@ -37,6 +37,7 @@ from fedlens.setup.data import (
     load_dataset,
     on_disk,
     own_tests,
+    poisoned,
     split_examples,
     split_seed,
     with_validation,
@@ -45,6 +46,9 @@ from fedlens.setup.devices import demand_memory, devices_of, engine_of, own_thre
 from fedlens.setup.examples import protection_of_examples, with_noise_of_examples
 from fedlens.setup.network import Networks, shared_network
 from fedlens.setup.tryouts import try_algorithm, try_loss
+
+SUCCESS_ON = "backdoor"
+"""The part of the test images by which the success of an attack on data is measured."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,11 @@ def build(
         split, client_tests = Fixed(kept), ClientTests("train", tested)
     else:
         client_tests = own_tests(experiment, dataset.test, split)
+    attack, wanted = attack_of(experiment), None
+    if attack is not None:
+        train = poisoned(attack, train, split, dataset.num_classes, experiment.seed)
+        if attack.data is not None and "test" in experiment.evaluate.on:
+            wanted = attack.data.tests(dataset.test, dataset.num_classes)
 
     experiment.augment.check(dataset.train.images)
     algorithm = make_algorithm(experiment)
@@ -183,7 +192,8 @@ def build(
                 raise ValueError(
                     f"{dataset.name} has no {name} examples: leave it out of evaluate.on"
                 )
-        train, asked = _placed(parts, experiment.evaluate.on, device)
+        on = [*experiment.evaluate.on, *(() if wanted is None else (SUCCESS_ON,))]
+        train, asked = _placed({**parts, SUCCESS_ON: wanted}, on, device)
     else:
         train, asked = beside.federation.examples, beside.parts
     federation = Federation(train, dataset.num_classes, split)

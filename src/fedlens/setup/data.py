@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
+from fedlens.attacks import Attack, hostile_key
 from fedlens.config.experiment import Experiment, Named
 from fedlens.config.names import DATASETS
 from fedlens.config.options import call, expect, find
@@ -134,6 +135,33 @@ def split_examples(
             "on, others may train on: leave clients.holdout out"
         )
     return train, split
+
+
+def poisoned(
+    attack: Attack, train: Examples, split: Split, num_classes: int, seed: int
+) -> Examples:
+    """The training examples after an attack on the data of hostile clients."""
+    attack.count(split.num_clients)  # refuses too many
+    if attack.data is None:
+        return train
+    if not isinstance(split, Fixed):
+        raise ValueError(
+            "attack: who holds an example changes from round to round: choose a clients.partition "
+            "that gives each example to one client"
+        )
+    key = hostile_key(seed)
+    images, labels = train.images, train.labels.clone()
+    for client in attack.hostile(split.num_clients, key).nonzero().squeeze(1).tolist():
+        members = split.everyone.members(client)
+        own = train.take(members)
+        made = attack.data.poisoned(own, num_classes, keys.fold(key, client))
+        labels[members] = made.labels
+        if made.images is not own.images:
+            if images is train.images:
+                images = train.read(slice(None)).clone(memory_format=torch.preserve_format)
+            images[members] = made.images
+    rows = train.rows if images is train.images else None
+    return replace(train, images=images, labels=labels, rows=rows)
 
 
 def _check_held(held: Holdings, num_examples: int, what: str) -> None:
