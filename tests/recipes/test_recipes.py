@@ -31,6 +31,7 @@ ITEMS = {
     "figure5 figure6 figure7 figure8 figure9 figure10 composed",
     "fedns": "table1 table2 table3 figure1 figure2 figure3",
     "ghaemi": "centralised fedavg fedprox liadmm fedadmm why-liadmm-fails samples",
+    "dp": "cifar10-dp-sgd fashion-mnist mnist pfl-cifar10 methods",
 }
 
 

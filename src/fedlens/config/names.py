@@ -152,6 +152,8 @@ RECIPES = ByName(
         "ghaemi/fedadmm": "ghaemi.algorithms",
         "ghaemi/why-liadmm-fails": "ghaemi.why_liadmm_fails",
         "ghaemi/samples": "ghaemi.algorithms",
+        "dp/cifar10-dp-sgd dp/fashion-mnist dp/mnist dp/pfl-cifar10": "dp.central",
+        "dp/methods": "dp.methods",
     },
 )
 

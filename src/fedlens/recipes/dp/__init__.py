@@ -1,0 +1,1 @@
+"""Published accuracies under differential privacy, and what it costs the four papers' methods."""
