@@ -155,6 +155,7 @@ ALGORITHMS = {
     "fedyogi": compose(BASE, fedyogi()),
     "fedadagrad": compose(BASE, fedadagrad()),
     "scaffold": compose(PLAIN, scaffold()),
+    "scaffold by examples": compose(PLAIN, scaffold(weigh="examples")),
     "fednova": compose(BASE, fednova()),
     "feddyn": compose(BASE, feddyn(alpha=0.1)),
     "median": compose(BASE, median()),

@@ -139,6 +139,39 @@ def test_with_momentum_scaffold_is_what_public_benchmarks_run():
     assert 0.05 < error(found[-1], problem.optimum) < 0.2
 
 
+def test_with_momentum_that_is_kept_scaffold_reaches_the_optimum():
+    problem = some(4, equal=True)
+    algorithm = compose(plain(4, 0.02, epochs=10, momentum=0.9), scaffold())
+    assert error(end(replace(algorithm, reset=False), problem, 150), problem.optimum) < 1e-5
+
+
+@pytest.mark.parametrize("clients", [5, 2])
+def test_the_servers_control_weighs_clients_as_their_updates_are_weighed(clients):
+    problem = some(5)
+    base = plain(clients, 0.05, 2, batch_size=2)
+    for state, _ in follow(compose(base, scaffold(weigh="examples")), problem, 6):
+        own = {k: row["control"]["w"] for k, row in state.clients.rows.items()}
+        total = sum(problem.sizes[k] * control for k, control in own.items())
+        close(state.told["control"]["w"], total / problem.sizes.sum())
+    if clients == 5:
+        found = end(compose(base, scaffold(weigh="examples")), problem, 150)
+        assert error(found, problem.optimum) < 1e-5
+
+
+@pytest.mark.parametrize(("lr", "momentum"), [(0.2, 0.0), (0.06, 0.9)])
+def test_a_client_of_many_steps_throws_equal_weights_off_but_not_weights_by_examples(lr, momentum):
+    """It takes 60 steps, the others one; its own loss is flat. Momentum is not what diverges."""
+    sizes = torch.tensor([1, 1, 1, 1, 60])
+    a = torch.where(sizes > 1, 0.01, 1.0).double()[:, None]
+    problem = Quadratics(
+        a, torch.arange(5.0, dtype=DOUBLE)[:, None], sizes, torch.zeros(1).double()
+    )
+    base = replace(plain(5, lr, 1, momentum, batch_size=1), reset=momentum == 0)
+    assert error(end(compose(base, scaffold()), problem, 45), problem.equal_optimum) > 100
+    found = end(compose(base, scaffold(weigh="examples")), problem, 45)
+    assert error(found, problem.optimum) < 0.05
+
+
 def cohort_of(sizes, steps):
     sizes = torch.tensor(sizes)
     shares = sizes.double() / sizes.sum()
