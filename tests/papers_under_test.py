@@ -28,6 +28,7 @@ from fedlens.algorithms.bucketing import bucketing
 from fedlens.algorithms.centred_clipping import centred_clipping
 from fedlens.algorithms.clip import clip
 from fedlens.algorithms.ditto import ditto
+from fedlens.algorithms.fedala import fedala
 from fedlens.algorithms.fedasync import fedasync
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedavgm import fedavgm
@@ -41,6 +42,7 @@ from fedlens.algorithms.fednova import fednova
 from fedlens.algorithms.fedns import fedns
 from fedlens.algorithms.fedopt import fedadagrad, fedadam, fedyogi
 from fedlens.algorithms.fedper import fedper
+from fedlens.algorithms.fedproto import fedproto
 from fedlens.algorithms.fedprox import fedprox
 from fedlens.algorithms.fedrep import fedrep
 from fedlens.algorithms.fedvc import fedvc
@@ -52,6 +54,7 @@ from fedlens.algorithms.lg_fedavg import lg_fedavg
 from fedlens.algorithms.liadmm import celiadmm, liadmm
 from fedlens.algorithms.local_only import local_only
 from fedlens.algorithms.median import median
+from fedlens.algorithms.moon import moon
 from fedlens.algorithms.per_fedavg import per_fedavg
 from fedlens.algorithms.pfedme import pfedme
 from fedlens.algorithms.qfedavg import qfedavg
@@ -185,6 +188,9 @@ ALGORITHMS = {
     "pfedme": compose(PLAIN, pfedme(lambda_=5.0, k=2)),
     "per-fedavg": compose(BASE, per_fedavg(alpha=0.1)),
     "per-fedavg, hessian-free": compose(BASE, per_fedavg(alpha=0.1, delta=0.01)),
+    "moon x fedavgm": compose(BASE, moon(), fedavgm(0.9)),
+    "fedala": compose(BASE, fedala()),
+    "fedproto": compose(BASE, fedproto()),
     "fedcm": compose(PLAIN, fedcm(alpha=0.3)),
     "fedcm with weight decay": compose(DECAYED, fedcm(alpha=0.5)),
     "clip": compose(BASE, clip(norm=0.5)),

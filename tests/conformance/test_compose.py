@@ -128,6 +128,9 @@ def permuted(problem, order):
     return Quadratics(problem.a[order], problem.c[order], problem.sizes[order], problem.start)
 
 
+OF_LAYERS = {  # which need a model with a last layer
+    *("lastfc", "fedns", "fedper", "fedrep", "fedbabu", "lg-fedavg", "moon", "fedala", "fedproto")
+}
 # Who is drawn, how a client rounds, and who starts first:
 DRAWS_BY_NUMBER = ("fedvc", "quantize", "fedbuff", "fedasync", "bucketing")
 
@@ -136,14 +139,7 @@ DRAWS_BY_NUMBER = ("fedvc", "quantize", "fedbuff", "fedasync", "bucketing")
 def test_no_algorithm_cares_how_clients_are_numbered(name):
     """All of them take part, with full batches, for three rounds."""
     problem, order = some(7), torch.tensor([4, 2, 6, 0, 5, 3, 1])
-    if name in (
-        "lastfc",
-        "fedns",
-        "fedper",
-        "fedrep",
-        "fedbabu",
-        "lg-fedavg",
-    ):  # which need a model with a last layer
+    if name in OF_LAYERS:
         whole = noisy_images([12] * 7)
         members = [whole.everyone(0).members(client) for client in order.tolist()]
         split = Fixed(Holdings.of(members))

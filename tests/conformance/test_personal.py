@@ -5,24 +5,28 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithm.pieces import Epochs, Sgd, Uniformly
 from fedlens.algorithms import (
     apfl,
     ditto,
+    fedala,
     fedbabu,
     fedper,
+    fedproto,
     fedrep,
     fine_tune,
     lg_fedavg,
     local_only,
+    moon,
     per_fedavg,
     pfedme,
 )
 from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
-from fedlens.rounds.traffic import bytes_sent
+from fedlens.rounds.traffic import bytes_sent, traffic
 from tests.conformance.quadratics import close, follow, local_steps, path, plain, some
 from tests.federations import RAGGED, assert_equal, noisy_images, small_cnn, train
 
@@ -46,13 +50,22 @@ def same_models(one, other, tolerance=1e-12):
             close(tensor.double(), other[client][name].double(), tolerance)
 
 
+def body_of(module):
+    return nn.Sequential(*list(module.children())[:-1])
+
+
+def head_of(module):
+    return list(module.children())[-1]
+
+
 def by_hand(model, federation, client, part, steps, lr=0.1):
     """Full-batch steps of the tensors in `part`, by PyTorch."""
     module = small_cnn().double()
     module.load_state_dict(model)
     members = federation.everyone(0).members(client)
     images, labels = federation.examples.images[members], federation.examples.labels[members]
-    moving = [p for name, p in module.named_parameters() if (name in HEAD) == (part == "head")]
+    of_part = {"head": lambda n: n in HEAD, "body": lambda n: n not in HEAD, "all": lambda _: True}
+    moving = [p for name, p in module.named_parameters() if of_part[part](name)]
     for _ in range(steps):
         loss = F.cross_entropy(module(images), labels)
         for p, g in zip(moving, torch.autograd.grad(loss, moving), strict=True):
@@ -215,10 +228,156 @@ def test_per_fedavg_is_the_papers_algorithm(delta, turn, left_over):
         close(state.params["w"], (problem.shares * w).sum(0), 1e-10)
 
 
+class Shuffled(nn.Module):
+    """A model that no engine can read layer by layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 6), nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x.flatten(1))).roll(1, 1))
+
+
+@pytest.mark.parametrize("make", [small_cnn, Shuffled])
+def test_features_are_the_inputs_of_the_last_linear_layer_in_every_form(make):
+    network, images = Network(make().double(), dtype=torch.float64), torch.randn(3, 5, 1, 8, 8)
+    models = {n: torch.stack([p, 2 * p, p - 1]) for n, p in network.params.items()}
+    keys, mask = torch.zeros(3, dtype=torch.int64), torch.ones(3, 5).double()
+    given = images.double(), keys, mask
+    logits, seen, _ = network.stacked.features(models, {}, *given)
+    assert torch.equal(logits, network.stacked(models, {}, *given)[0])
+    for client in range(3):
+        mine = {n: t[client : client + 1] for n, t in models.items()}
+        rows = (t[client : client + 1] for t in given)
+        own_logits, own, _ = network.single.features(mine, {}, *rows)
+        close(own, seen[client : client + 1], 1e-10)
+        head = [t[client] for t in models.values()][-2:]
+        close(F.linear(own[0], *head), own_logits[0], 1e-10)
+
+
+def test_a_model_without_a_linear_layer_has_no_features():
+    module = nn.Sequential(nn.Conv2d(1, 4, 8), nn.Flatten())
+    with pytest.raises(ValueError, match="features"):
+        train(compose(BASE, moon()), module=module, rounds=1)
+
+
+def test_moon_without_mu_is_fedavg():
+    assert_equal(train(compose(MOVING, moon(mu=0.0))).params, train(MOVING).params)
+
+
+def test_moon_is_the_papers_loss():
+    """The second step of two clients' second round, by PyTorch."""
+    federation, tau, mu = noisy_images([12, 9]), 0.5, 3.0
+    base = replace(WHOLE, select=Uniformly(2))
+    algorithm = compose(base, moon(mu, tau))
+    before = train(algorithm, federation=federation, rounds=1)
+    after = train(algorithm, federation=federation, rounds=2)
+
+    def features(model, images):
+        module = small_cnn().double()
+        module.load_state_dict(model)
+        return body_of(module)(images)
+
+    for client in range(2):
+        members = federation.everyone(0).members(client)
+        images, labels = federation.examples.images[members], federation.examples.labels[members]
+        module = small_cnn().double()
+        module.load_state_dict(before.params)
+        z = body_of(module)(images)
+        previous = before.clients.rows[client]["previous"]
+        to_server, to_own = (
+            torch.exp(F.cosine_similarity(z, features(m, images).detach()) / tau)
+            for m in (before.params, previous)
+        )
+        contrast = -torch.log(to_server / (to_server + to_own)).mean()
+        loss = F.cross_entropy(head_of(module)(z), labels) + mu * contrast
+        grads = torch.autograd.grad(loss, [*module.parameters()])
+        for (name, p), g in zip(module.named_parameters(), grads, strict=True):
+            close(after.clients.rows[client]["previous"][name], p.detach() - 0.1 * g, 1e-10)
+
+
+def test_fedala_that_does_not_learn_its_mixture_is_fedavg():
+    """Then it takes all of the server's; the passes that learn the mixture change nothing."""
+    found = train(compose(WHOLE, fedala(eta=0.0)), federation=noisy_images(RAGGED))
+    for name, p in train(WHOLE, federation=noisy_images(RAGGED)).params.items():
+        close(found.params[name], p)
+
+
+def test_fedala_is_the_papers_algorithm():
+    federation, eta = noisy_images([12, 9]), 5.0
+    algorithm = compose(replace(WHOLE, select=Uniformly(2)), fedala(eta=eta))
+    before = train(algorithm, federation=federation, rounds=1)
+    after = train(algorithm, federation=federation, rounds=2)
+    for client in range(2):
+        own = before.clients.rows[client]["own"]
+        away = {n: before.params[n] - own[n] for n in HEAD}
+        start = by_hand(before.params, federation, client, "head", 1, lr=eta)
+        weights, model = {}, dict(before.params)
+        for n in HEAD:
+            step = before.params[n] - start[n]  # eta times the gradient
+            weights[n] = (1 - step * away[n]).clamp(0, 1)
+            close(after.clients.rows[client]["weights"][n], weights[n], 1e-10)
+            model[n] = own[n] + away[n] * weights[n]
+        expected = by_hand(model, federation, client, "all", 1)
+        same_models({0: after.clients.rows[client]["own"]}, {0: expected}, 1e-10)
+        assert float(min(w.min() for w in weights.values())) < 1
+
+
+def test_fedproto_without_lambda_is_local_training():
+    same_models(
+        models_of(compose(MOVING, fedproto(lambda_=0.0))), models_of(compose(MOVING, local_only()))
+    )
+
+
+def test_prototypes_are_the_mean_features_of_each_class():
+    federation = noisy_images([12, 9])
+    state = train(
+        compose(replace(WHOLE, select=Uniformly(2)), fedproto()), federation=federation, rounds=1
+    )
+    examples, module = federation.examples, small_cnn().double()
+    features = body_of(module)(examples.images).detach()
+    told = state.told["prototypes"]
+    for label in range(4):
+        chosen = examples.labels == label
+        assert float(told["counts"][label]) == float(chosen.sum())
+        mean = told["sums"][label] / told["counts"][label]
+        close(mean, features[chosen].mean(0), 1e-10)
+
+
+def test_fedproto_pulls_features_towards_prototypes():
+    federation = noisy_images([12])
+    base = replace(WHOLE, select=Uniformly(1))
+    algorithm = compose(base, fedproto(lambda_=2.0))
+    before, after = (train(algorithm, federation=federation, rounds=r) for r in (1, 2))
+    images, labels = federation.examples.images, federation.examples.labels
+    told = before.told["prototypes"]
+    means = told["sums"] / told["counts"].clamp(min=1)[:, None]
+    module = small_cnn().double()
+    module.load_state_dict(before.clients.rows[0]["own"])
+    z = body_of(module)(images)
+    away = F.mse_loss(z, means[labels])
+    loss = F.cross_entropy(head_of(module)(z), labels) + 2.0 * away
+    grads = torch.autograd.grad(loss, [*module.parameters()])
+    for (name, p), g in zip(module.named_parameters(), grads, strict=True):
+        close(after.clients.rows[0]["own"][name], p.detach() - 0.1 * g, 1e-10)
+
+
+def test_fedproto_sends_prototypes_alone():
+    network = Network(small_cnn())
+    program = ClientProgram(compose(BASE, fedproto()), network.layout)
+    told = program.algorithm.tell[0].init(network.params, noisy_images([4]))
+    assert traffic(program, network.params, network.buffers, told)[0] == 4 * (4 * 384 + 4)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
         lambda: ditto(-1.0),
+        lambda: moon(mu=-1.0),
+        lambda: moon(tau=0.0),
+        lambda: fedala(epochs=0),
+        lambda: fedproto(lambda_=-1.0),
         lambda: ditto(20.0),
         lambda: apfl(alpha=1.5),
         lambda: fedrep(head_epochs=0),

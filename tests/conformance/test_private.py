@@ -358,6 +358,7 @@ COMPOSES = {
     *("fedavg", "lambda-sum", "fedprox", "fedavgm", "admm", "ceadmm", "fedadam", "fedyogi"),
     *("fedadagrad", "fedper", "fedbn", "liadmm", "celiadmm", "clip", "quantize", "top-k"),
     *("fine-tune", "lg-fedavg", "fedrep", "fedbabu", "ditto", "apfl", "pfedme", "per-fedavg"),
+    *("moon", "fedala"),
 }
 NEEDED: dict[str, dict[str, Any]] = {"fedvc": {"size": 32}}
 

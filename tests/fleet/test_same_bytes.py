@@ -31,7 +31,7 @@ PAPERS = {
 }
 
 
-KEEPS = {"fedper", "fedrep", "fedbabu", "lg-fedavg", "local-only"}  # layers
+KEEPS = {"fedper", "fedrep", "fedbabu", "lg-fedavg", "local-only", "fedproto"}  # layers
 ADAM = 'batch_size = 8, lr = 0.01, optimizer = "adam", clip = 1.0, reset = false'
 
 
@@ -65,7 +65,10 @@ def test_a_fleet_ends_with_the_bytes_of_the_simulation(paper, tmp_path):
 
 @pytest.mark.parametrize(
     ("paper", "norm"),
-    [("scaffold", "local"), *((name, "shared") for name in ("fedbn", "fedper", "ditto", "apfl"))],
+    [
+        ("scaffold", "local"),
+        *((name, "shared") for name in ("fedbn", "fedper", "ditto", "apfl", "fedala")),
+    ],
 )
 def test_a_site_goes_on_with_layers_of_its_own(paper, norm, tmp_path):
     """And tests the model with them."""

@@ -188,6 +188,8 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"{twice[0]} is in algorithm twice: leave one out")
     refilled: dict[str, str] = {}
+    on_the_way: list[str] = []  # the papers that are steps of the channel
+    more: dict[str, str] = {}  # by paper: what it does with all layers
     for number, amendment in enumerate(amendments):
         try:
             amended = amendment.amend(base)
@@ -215,6 +217,12 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
                     f"{before} and {amendment.name} both refill `{slot}`: leave one out"
                 )
             refilled[slot] = amendment.name
+        if len(amended.channel) > len(base.channel):
+            on_the_way.append(amendment.name)
+        if len(amended.objective.penalties) > len(base.objective.penalties):
+            more[amendment.name] = "pulls all layers towards the server's model"
+        elif len(amended.tell) > len(base.tell) or amended.memory.keys() - base.memory.keys():
+            more[amendment.name] = "sends or keeps more than an update, of all layers"
         _check_fillings(amended, amendment.name)
         base = amended
     if base.remembers and base.select.replacement:
@@ -227,23 +235,17 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
             f"{refilled.get('select', 'select')} may draw a client twice, and one that trains "
             "cannot start again in asynchronous rounds: draw without replacement"
         )
-    own = base.personal
-    if own is not None and not (own.averaged or own.beside):
-        for more, what in (
-            (base.objective.penalties, "pulls all layers towards the server's model"),
-            (base.tell or base.memory, "sends or keeps more than an update, of all layers"),
-        ):
-            if more:
-                raise ValueError(
-                    f"{refilled['personal']} keeps layers at the clients, and another of "
-                    f"{', '.join(names)} {what}: leave one out"
-                )
-    at_server = {*refilled} & {"upload", "weigh", "combine", "advance", "pace"} or base.channel
-    if isinstance(own, OwnModel) and at_server:
-        raise ValueError(
-            f"{refilled['personal']} sends nothing, and another of {', '.join(names)} is about "
-            "what clients send: leave one out"
-        )
+    if (own := base.personal) is not None and not (own.averaged or own.beside):
+        keeps = refilled["personal"]
+        if isinstance(own, OwnModel):
+            server = ("upload", "weigh", "combine", "advance", "pace")
+            more |= {refilled[slot]: "is about what is sent" for slot in server if slot in refilled}
+            more |= dict.fromkeys(on_the_way, "is about what is sent")
+        for name in more.keys() - {keeps}:
+            what = "all layers" if isinstance(own, OwnModel) else "layers"
+            raise ValueError(
+                f"{keeps} keeps {what} at the clients, and {name} {more[name]}: leave one out"
+            )
     if "weigh" in refilled and not base.combine.uses_shares:
         ignoring = refilled.get("combine", type(base.combine).__name__)
         raise ValueError(

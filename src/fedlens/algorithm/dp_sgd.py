@@ -61,6 +61,11 @@ def check_protected(algorithm: Algorithm) -> None:
             "the client holds: leave fedir, local.class_balance and other weights out"
         )
     for penalty in objective.penalties:
+        if penalty.reads_features:
+            raise ValueError(
+                f"{WHAT}: {type(penalty).__name__} reads features of the examples, and has no "
+                "noise: choose another algorithm"
+            )
         if isinstance(penalty, PenaltyBy):
             raise ValueError(
                 f"{WHAT}: {place_of(penalty.function)} may read the data of a client, and has no "

@@ -123,7 +123,7 @@ def with_privacy(base: Algorithm, privacy: Protection) -> Algorithm:
     server: tuple[object, ...] = (base.advance, *base.tell)
     for leaks, why in (
         (base.discloses, f"clients disclose their {' and '.join(sorted(base.discloses))}"),
-        (isinstance(base.personal, OwnModel), "its clients send nothing"),
+        (isinstance(base.personal, OwnModel), "its clients send no update"),
         (base.pace, "in asynchronous rounds the fastest take part, and the data may decide who is"),
         (type(base.select) is not Uniformly, "it has a way of its own to choose clients"),
         (type(base.weigh) not in SHARES, "what an update counts depends on the clients' data"),

@@ -66,6 +66,8 @@ class ExampleWeight(Protocol):
 class Penalty(Protocol):
     """A term that is added to the loss of a client."""
 
+    reads_features: ClassVar[bool] = False  # whether it needs `local.features` and `local.batch`
+
     @property
     def pull(self) -> Number | None:
         """mu, if it is (mu / 2) ||w - server||^2 + <drift, w>, or without drift; otherwise None."""
@@ -377,6 +379,10 @@ class Personal(Protocol):
     def names(self, layout: Layout) -> Collection[str]:
         """The tensors that each client keeps; a ValueError for a model that lacks them."""
         return ()
+
+    def start(self, model: Tree, memory: Memory) -> Tree:
+        """A client's own tensors at the start of a round, [C, ...]: what it remembers, or new."""
+        return {name: own.clone() for name, own in memory.get(OWN, {}).items()}
 
     def model(self, model: Tree, memory: Memory) -> Tree:
         """The model that a client is measured by, from the server's and what it remembers.

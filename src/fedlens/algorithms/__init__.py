@@ -11,6 +11,7 @@ from fedlens.algorithms.bucketing import bucketing as bucketing
 from fedlens.algorithms.centred_clipping import centred_clipping as centred_clipping
 from fedlens.algorithms.clip import clip as clip
 from fedlens.algorithms.ditto import ditto as ditto
+from fedlens.algorithms.fedala import fedala as fedala
 from fedlens.algorithms.fedasync import fedasync as fedasync
 from fedlens.algorithms.fedavg import fedavg as fedavg
 from fedlens.algorithms.fedavgm import fedavgm as fedavgm
@@ -26,6 +27,7 @@ from fedlens.algorithms.fedopt import fedadagrad as fedadagrad
 from fedlens.algorithms.fedopt import fedadam as fedadam
 from fedlens.algorithms.fedopt import fedyogi as fedyogi
 from fedlens.algorithms.fedper import fedper as fedper
+from fedlens.algorithms.fedproto import fedproto as fedproto
 from fedlens.algorithms.fedprox import fedprox as fedprox
 from fedlens.algorithms.fedrep import fedrep as fedrep
 from fedlens.algorithms.fedvc import fedvc as fedvc
@@ -38,6 +40,7 @@ from fedlens.algorithms.liadmm import celiadmm as celiadmm
 from fedlens.algorithms.liadmm import liadmm as liadmm
 from fedlens.algorithms.local_only import local_only as local_only
 from fedlens.algorithms.median import median as median
+from fedlens.algorithms.moon import moon as moon
 from fedlens.algorithms.per_fedavg import per_fedavg as per_fedavg
 from fedlens.algorithms.pfedme import pfedme as pfedme
 from fedlens.algorithms.qfedavg import qfedavg as qfedavg

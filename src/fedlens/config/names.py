@@ -29,7 +29,7 @@ ALGORITHMS = ByName(
         "fedadam fedyogi fedadagrad": "fedopt",
         "scaffold fednova feddyn median trimmed-mean krum centred-clipping bucketing": OWN,
         "qfedavg fedbn fedper fedrep fedbabu lg-fedavg ditto apfl pfedme per-fedavg": OWN,
-        "fine-tune local-only fedcm clip quantize top-k fedbuff fedasync": OWN,
+        "moon fedala fedproto fine-tune local-only fedcm clip quantize top-k fedbuff fedasync": OWN,
     },
 )
 

@@ -142,6 +142,10 @@ class Local:
     gradients: Callable[[Tree], Tree] | None = None
     """During a step: the gradients [C, ...], on its batch and without penalties, of the loss of
     another model, whose buffers it moves; what the tree lacks is as in this model."""
+    batch: Batch | None = None  # of this step, if a penalty reads features
+    features: Tensor | None = None  # [C, B, ...] the inputs of the last linear layer, likewise
+    features_of: Callable[[Tree], Tensor] | None = None
+    """Those of another model, as in training, without gradients."""
 
     def key(self, name: str) -> Tensor:  # [C]
         """The random key of each client for draws called `name`, in this step or in `upload`.

@@ -13,7 +13,7 @@ from fedlens.core import Tree
 from fedlens.network.layers import side_inputs
 from fedlens.network.model import Constants, Numerics
 from fedlens.network.single.layers import FastLayer, FastPath, on_fast_path
-from fedlens.network.stacked.layers import Form
+from fedlens.network.stacked.layers import Activations, Form, LayerInput
 from fedlens.network.stacked.reader import Run, StackedModule
 
 
@@ -23,8 +23,11 @@ class FunctionalModule:
     It also works under `torch.func.vmap`.
     """
 
-    def __init__(self, module: nn.Module, numerics: Numerics, constants: Constants) -> None:
+    def __init__(
+        self, module: nn.Module, numerics: Numerics, constants: Constants, last: str | None
+    ) -> None:
         self.module, self.numerics, self.constants = module, numerics, constants
+        self.last = last  # the linear layer whose inputs are the features
         self.keyed, self.masked = side_inputs(module)
         self.mode, self._slots = TrainingMode(module), _slots(module)
 
@@ -45,6 +48,29 @@ class FunctionalModule:
                 "a tensor [images, classes]"
             )
         return logits.to(self.numerics.dtype)
+
+    def features(
+        self, tensors: Tree, inputs: Tensor, key: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The same in training, with the features [B, ...]."""
+        seen: list[Tensor] = []
+        layer = self.module.get_submodule(known(self.last))
+        hook = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        try:
+            logits = self(tensors, inputs, key, mask, training=True)
+        finally:
+            hook.remove()
+        known(self.last if seen else None)
+        return logits, seen[-1]
+
+
+def known(last: str | None) -> str:
+    if last is None:
+        raise ValueError(
+            "the model calls no linear layer whose inputs could be its features: choose another "
+            "model, or an algorithm that reads no features"
+        )
+    return last
 
 
 class TrainingMode:
@@ -98,13 +124,27 @@ class SingleModel:
     def __call__(
         self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tree]:
-        tensors = {name: t.squeeze(0) for name, t in (params | buffers).items()}
+        given = self._given(params | buffers, images, keys, mask)
+        with on_fast_path(self.layers, self.fast):
+            logits = self.module(*given, training=True)
+        return logits.unsqueeze(0), buffers
+
+    def features(
+        self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor, Tree]:
+        with on_fast_path(self.layers, self.fast):
+            both = self.module.features(*self._given(params | buffers, images, keys, mask))
+        logits, seen = (t.unsqueeze(0) for t in both)
+        return logits, seen, buffers
+
+    def _given(
+        self, tensors: Tree, images: Tensor, keys: Tensor, mask: Tensor
+    ) -> tuple[Tree, Tensor, Tensor, Tensor]:
         # For a single example PyTorch's BatchNorm raises an error; the masked form does not.
         padding = mask.squeeze(0) if mask.shape[1] == 1 else mask.new_empty(0)
         inputs = channels_last(self.normalise(images.squeeze(0)))
-        with on_fast_path(self.layers, self.fast):
-            logits = self.module(tensors, inputs, keys.squeeze(0), padding, training=True)
-        return logits.unsqueeze(0), buffers
+        own = {name: t.squeeze(0) for name, t in tensors.items()}
+        return own, inputs, keys.squeeze(0), padding
 
     def normalise(self, images: Tensor) -> Tensor:
         return self.module.numerics.normalise(images)
@@ -127,12 +167,28 @@ class LayeredModel:
     mode: TrainingMode
     numerics: Numerics
     constants: Constants
+    last: str | None
     takes_steps: ClassVar[bool] = False
 
     def __call__(
         self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tree]:
         return self.logits(params | buffers, images, keys, mask, training=True), buffers
+
+    def features(
+        self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor, Tree]:
+        seen: list[Tensor] = []
+        last = known(self.last)
+
+        def run(form: Form, layer: nn.Module, x: Activations, given: LayerInput) -> Activations:
+            if given.name == last:
+                seen.append(x.by_client())
+            return form(layer, x, given)
+
+        logits = self.logits(params | buffers, images, keys, mask, training=True, run=run)
+        known(last if seen else None)
+        return logits, seen[-1], buffers
 
     def normalise(self, images: Tensor) -> Tensor:
         return self.numerics.normalise(images)
@@ -175,6 +231,17 @@ class MappedModel:
 
         logits, moved = vmap(each)(params, buffers, self.normalise(images), keys, mask)
         return logits, moved
+
+    def features(
+        self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor, Tree]:
+        def each(p: Tree, b: Tree, x: Tensor, k: Tensor, m: Tensor) -> tuple[Tensor, Tensor, Tree]:
+            return *self.module.features(p | b, x, k, m), b
+
+        found: tuple[Tensor, Tensor, Tree] = vmap(each)(
+            params, buffers, self.normalise(images), keys, mask
+        )
+        return found
 
     def normalise(self, images: Tensor) -> Tensor:
         return self.module.numerics.normalise(images)

@@ -27,6 +27,12 @@ class Model(Protocol):
         """(params[C], buffers[C], images[C, B], keys[C], mask[C, B]) -> logits[C, B, L], buffers"""
         ...
 
+    def features(
+        self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor, Tree]:
+        """The same with the features [C, B, ...], the inputs of the last linear layer, second."""
+        ...
+
     def normalise(self, images: Tensor) -> Tensor:
         """Images [..., channels, H, W] as the first layer expects them.
 

@@ -71,14 +71,14 @@ class Network:
             for name, layer in fused.named_modules()
             if isinstance(layer, FusedConvolution) and layer.weight.shape[2] == winograd.KERNEL
         }
-        self._functional = FunctionalModule(fused, numerics, constants)
+        self._functional = FunctionalModule(fused, numerics, constants, layout.last)
         mode.set(training=False)
         self._functional.mode.set(training=False)
 
         self.single: Model = SingleModel(self._functional)
         """One client (C = 1) whose batch has no padding: the plain module."""
         self.stacked: Model = (
-            LayeredModel(self._stacked, mode, numerics, constants)
+            LayeredModel(self._stacked, mode, numerics, constants, layout.last)
             if self._stacked
             else MappedModel(self._functional)
         )

@@ -31,6 +31,7 @@ from fedlens.core.trees import copy_tensors, in_order, join, map_tensors, stack,
 from fedlens.data.augment import Augment
 from fedlens.data.augment.mixup import Mixture
 from fedlens.network.layout import Layout
+from fedlens.network.model import Model
 from fedlens.network.ops import local_step_, weighted_mean
 from fedlens.network.private import AnyModel, PrivateModel
 from fedlens.rounds.uploads import MEASURED, NORM, PEAK, norm_of
@@ -245,6 +246,17 @@ def _gradients_at(
         found = _gradients(loss, ones, replace(local, params=params))
     copy_tensors(moved, buffers)
     return found
+
+
+def _features_of(model: Model, local: Local, keys: Tensor, other: Tree) -> Tensor:
+    """See `Local.features_of`."""
+    assert local.batch is not None
+    params = {name: other.get(name, p).detach() for name, p in local.params.items()}
+    params = {name: p.expand(len(keys), *p.shape[1:]) for name, p in params.items()}
+    buffers = {name: b.clone() for name, b in local.buffers.items()}
+    with torch.enable_grad():  # without, layers may flatten in another order; nothing needs any
+        _, seen, _ = model.features(params, buffers, local.batch.images, keys, local.batch.mask)
+    return seen
 
 
 def _private_gradients(
@@ -487,14 +499,18 @@ class ClientProgram:
             def losses(
                 of: Objective, weights: dict[str, Any], buffers: Tree
             ) -> tuple[tuple[Tensor, Tensor], Tree]:
-                logits, buffers = model(
-                    weights, buffers, batch.images, now.dropout_keys, batch.mask
-                )
+                given = batch.images, now.dropout_keys, batch.mask
+                if any(penalty.reads_features for penalty in of.penalties):
+                    logits, local.features, buffers = model.features(weights, buffers, *given)
+                else:
+                    logits, buffers = model(weights, buffers, *given)
                 shown = batch
                 if mixture is not None:
                     logits, shown = mixture.two_labels(logits, batch)
                 return of(logits, shown, local), buffers
 
+            local.batch = batch
+            local.features_of = partial(_features_of, model, local, now.dropout_keys)
             (loss, plain_loss), local.buffers = losses(objective, weights, local.buffers)
             local.loss = plain_loss
             local.gradients = partial(_gradients_at, losses, objective, local, now.ones)
@@ -511,7 +527,8 @@ class ClientProgram:
                         grads, local.solver, params, local
                     )
             local.params = {name: params.get(name, p) for name, p in local.params.items()}
-        local.gradients = None  # it refers to `local`
+        local.gradients = local.features_of = None  # they refer to `local`
+        local.batch = local.features = None
         return local, plain_loss
 
     def _start(self, shared: Shared, inputs: ClientInputs) -> Local:
@@ -528,9 +545,10 @@ class ClientProgram:
                 (shared.params, told, shared.params, shared.buffers), lambda t: t[group]
             )
         memory = laid_out(stack(inputs.memory), params)
-        own: Tree = {name: own.clone() for name, own in memory.get(OWN, {}).items()}
-        beside = self.algorithm.personal is not None and self.algorithm.personal.beside
-        for name, t in {} if beside else own.items():
+        personal = self.algorithm.personal
+        own = {} if personal is None else personal.start(params | buffers, memory)
+        beside = personal is not None and personal.beside
+        for name, t in ({} if beside else own).items():
             (params if name in params else buffers)[name] = t
         local = Local(
             params=params,

@@ -83,7 +83,8 @@ def by_client(
     own, compares = setup.program.algorithm.personal, has_baselines(setup)
     tune = own.tune if own is not None else 0
     trains = bool(evaluate.fine_tune or evaluate.local_only or tune)
-    if not (trains or compares or twin is not None):
+    is_fleet = setup.engine.reporting is not None  # its server has no examples
+    if is_fleet or not (trains or compares or twin is not None):
         return None
     models = [final.params | final.buffers] * len(clients)
     for client, model in personal_models(setup, final).items():

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedlens.algorithm.slots import Personal
+from fedlens.core import Tree
 from fedlens.network.layout import Layout
 
 
@@ -21,6 +22,8 @@ class OwnNorms(Personal):
 @dataclass(frozen=True)
 class OwnModel(Personal):
     """The whole model."""
+
+    sends: str = "nothing"  # what a client sends instead of it
 
     def names(self, layout: Layout) -> Collection[str]:
         return [*layout.entries]
@@ -74,3 +77,13 @@ class OwnHead(Personal):
             wrong = "is all of the model" if names else "is not in the model"
             raise ValueError(f"the head {head!r} {wrong}: choose one of its layers, {layers}")
         return names
+
+
+def head_of(params: Tree, layer: str | None, axes: int = 0) -> list[str]:
+    """The parameters of the head, where there is no layout; `axes` stand before those of tensors.
+
+    It is the layer of the last matrix, if none is named.
+    """
+    matrices = [name for name, p in params.items() if p.ndim == 2 + axes]
+    head = matrices[-1].rpartition(".")[0] if layer is None and matrices else layer
+    return [name for name in params if head is not None and name.startswith(f"{head}.")]
