@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -48,6 +49,7 @@ MAY_DIFFER = (  # from a cell to its runs: when to evaluate is no change of an e
     *("seed", "weights", "engine", "device"),
     *("evaluate.every", "evaluate.at"),
 )
+CAPTIONS = "Captions"  # the section of notes with those of several items
 MANY = 12  # longest list that is written in full
 NOT_COMPARED = "Published numbers are of other data than ours."
 CUT = "A mean over seeds ends where the first of its runs diverged."
@@ -157,29 +159,59 @@ def _spent(run: Run) -> float:
     return float(sum(row.get(name, 0.0) for row in run.rounds for name in columns))
 
 
-def told(module: str, item: str, **values: str) -> tuple[str, str]:
-    """The title of an item's page, and what it is about, from notes.md beside a paper's module.
+def told(module: str, item: str, **values: str) -> tuple[str, str, Mapping[str, str]]:
+    """The title of an item's page, what it is about, and captions by the titles of their blocks.
 
-    There the item's section is called ITEM: TITLE. `values` take the place of their {names}.
+    They are in notes.md beside a paper's module, where the item's section is called ITEM: TITLE.
+    Captions follow in it, each under its block's title; those of several items are in the section
+    Captions. `values` take the place of their {names}.
     """
-    notes = _notes(module.rpartition(".")[0])
+    notes = _notes(module)
     section = next(title for title in notes if title.startswith(f"{item}: "))
-    title = section.removeprefix(f"{item}: ").format(**values)
-    return title, " ".join(notes[section].format(**values).split())
+    about, *own = _filled(notes[section], values).split("\n### ")
+    shared = notes.get(CAPTIONS, "").split("\n### ")[1:]
+    captions: dict[str, str] = {}
+    for title, _, said in (one.partition("\n") for one in (*own, *shared)):
+        captions.setdefault(title, _joined(said))
+    return _filled(section.removeprefix(f"{item}: "), values), _joined(about), captions
+
+
+def captioned(block: Block, captions: Mapping[str, str]) -> Block:
+    """The block with the caption under its title, before what it says itself.
+
+    A {name} in a title stands for anything, and for the same in the caption.
+    """
+    for title, said in captions.items():
+        pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>.+)", re.escape(title))
+        if match := re.fullmatch(pattern, block.title):
+            caption = f"{_filled(said, match.groupdict())} {block.caption}".strip()
+            return replace(block, caption=caption)
+    return block
 
 
 def note(module: str, title: str, **values: str) -> Text:
     """Another section of notes.md. Of several with one title, each is called ITEM / TITLE there."""
-    said = _notes(module.rpartition(".")[0])[title].format(**values).strip().split("\n\n")
-    return Text(title=title.split(" / ")[-1], paragraphs=[" ".join(part.split()) for part in said])
+    said = _filled(_notes(module)[title], values).strip().split("\n\n")
+    return Text(title=title.split(" / ")[-1], paragraphs=[*map(_joined, said)])
 
 
 @cache
-def _notes(package: str) -> Mapping[str, str]:
-    """The text of each section of a paper's notes, by title."""
-    text = (files(package) / "notes.md").read_text(encoding="utf-8")
+def _notes(module: str) -> Mapping[str, str]:
+    """The text of each section of the notes beside a module, by title."""
+    text = (files(module.rpartition(".")[0]) / "notes.md").read_text(encoding="utf-8")
     sections = (section.partition("\n") for section in text.split("\n## ")[1:])
     return {title: said for title, _, said in sections}
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    """The text with values in the place of their {names}."""
+    for name, value in values.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
+
+
+def _joined(lines: str) -> str:
+    return " ".join(lines.split())
 
 
 def led_by_a_figure(blocks: Sequence[Block], told: Text) -> list[Block]:
@@ -284,7 +316,7 @@ def bars(
     found: Mapping[str, Sequence[Measured | None]],
     *published: Series,
     title: str,
-    caption: str,
+    caption: str = "",
     digits: int = 2,
 ) -> Bars:
     """Means of test accuracies over seeds with their spread: by series, one for each group."""

@@ -206,6 +206,7 @@ class Recipe:
 
     title: str
     about: str  # what the paper shows, and what is done here, in a few sentences
+    captions: Mapping[str, str]  # of its blocks, by their titles; see `page.captioned`
     blocks: Callable[[Results], list[Block]]
     # By name, in the order of the runs; empty if nothing is trained. `weights` may refer to an
     # earlier cell: FROM_CELL and its name.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fedlens.config.experiment import Experiment
 from fedlens.recipes import RECIPES, ScaleName, check_known, slug
 from fedlens.recipes.experiments import experiments
-from fedlens.recipes.page import led_by_a_figure, opening
+from fedlens.recipes.page import captioned, led_by_a_figure, opening
 from fedlens.recipes.recipe import FROM_CELL, Recipe, Results, Scale, with_settings
 from fedlens.report.artists import Artists, Drawing
 from fedlens.report.page import render_page
@@ -380,7 +380,8 @@ def draw(
 
 def blocks_of(recipe: Recipe, results: Results) -> list[Block]:
     """The blocks of a recipe's page."""
-    blocks = led_by_a_figure(recipe.blocks(results), opening(recipe, results))
+    shown = [captioned(block, recipe.captions) for block in recipe.blocks(results)]
+    blocks = led_by_a_figure(shown, opening(recipe, results))
     return [*blocks, experiments(results)] if recipe.cells else blocks
 
 

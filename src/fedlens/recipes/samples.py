@@ -6,46 +6,34 @@ import torch
 
 from fedlens.core.federation import Dataset
 from fedlens.data import DATASETS, Source
-from fedlens.recipes.page import beside
+from fedlens.recipes.page import beside, told
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Image, Samples
 
 
-def samples(scale: Scale, wanted: str, each: int, published: dict[str, int]) -> Recipe:
+def samples(module: str, scale: Scale, wanted: str, each: int, published: dict[str, int]) -> Recipe:
     """The recipe that shows samples of a data set, `each` per class, and its published sizes."""
     used = scale.dataset(wanted)
 
     def blocks(results: Results) -> list[Block]:
         dataset = DATASETS[used](Source(scale.data))
-        found = {
-            "training images": len(dataset.train),
-            "test images": len(dataset.test),
-            "classes": dataset.num_classes,
-        }
+        found = len(dataset.train), len(dataset.test), dataset.num_classes
+        names = enumerate(dataset.classes)
         return [
             Samples(
                 title=f"{used}: {each} of each class",
                 caption="The first training images of every class.",
-                rows=[
-                    (name, _first(dataset, label, each))
-                    for label, name in enumerate(dataset.classes)
-                ],
+                rows=[(name, _first(dataset, label, each)) for label, name in names],
             ),
             beside(
-                [(name, published[name], n) for name, n in found.items()],
+                [(name, n, ours) for (name, n), ours in zip(published.items(), found, strict=True)],
                 title="How many there are",
                 percent=False,
                 digits=0,
             ),
         ]
 
-    return Recipe(
-        title=f"Samples of {wanted}",
-        about="Images of each class, as the paper's Figure 1 shows them, and how many there are. "
-        "Nothing is trained.",
-        blocks=blocks,
-        stand_in=scale.instead(wanted),
-    )
+    return Recipe(*told(module, "samples"), blocks, stand_in=scale.instead(wanted))
 
 
 def _first(dataset: Dataset, label: int, count: int) -> list[Image]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
-from fedlens.config.experiment import Experiment, Named
+from fedlens.config.experiment import Named
 from fedlens.recipes import samples as of
 from fedlens.recipes.fedavg_cifar10.setting import (
     FEDAVG,
@@ -22,7 +23,7 @@ from fedlens.recipes.fedavg_cifar10.setting import (
     recipe,
     sizes,
 )
-from fedlens.recipes.page import at_the_end, bars, beside, mean_of, note
+from fedlens.recipes.page import at_the_end, bars, mean_of, note
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Curves, Line, Table, Text
 from fedlens.report.numbers import NONE, signed_points
@@ -36,30 +37,23 @@ SIZES: tuple[Sizes, ...] = ("homogeneous", "low", "high")
 def samples(scale: Scale) -> Recipe:
     """Figure 1: samples of CIFAR-10."""
     held = {"training images": 50_000, "test images": 10_000, "classes": 10}
-    return of.samples(scale, "cifar10", 10, held)
+    return of.samples(__name__, scale, "cifar10", 10, held)
 
 
 def headline(scale: Scale) -> Recipe:
     """The headline run, section 3.1 and Figure 11: five clients, three a round, 20 rounds."""
     as_published = "λ rule, 1000 outputs"
+    cells = {
+        as_published: experiment(scale, LAMBDA),
+        "FedAvg, 1000 outputs": experiment(scale, FEDAVG),
+        "FedAvg, 10 outputs": experiment(scale, FEDAVG, outputs=None),
+    }
 
     def blocks(results: Results) -> list[Block]:
-        return [
-            *last_round(results, {as_published: (ACCURACY, LOSS)}),
-            by_round(results),
-            LAMBDA_NOTE,
-        ]
+        ends = last_round(results, {as_published: (ACCURACY, LOSS)})
+        return [*ends, by_round(results), LAMBDA_NOTE]
 
-    return recipe(
-        scale,
-        "headline",
-        cells={
-            as_published: experiment(scale, LAMBDA),
-            "FedAvg, 1000 outputs": experiment(scale, FEDAVG),
-            "FedAvg, 10 outputs": experiment(scale, FEDAVG, outputs=None),
-        },
-        blocks=blocks,
-    )
+    return recipe(scale, "headline", cells=cells, blocks=blocks)
 
 
 BOOK = (
@@ -71,70 +65,48 @@ BOOK = (
 
 def figure12(scale: Scale) -> Recipe:
     """Figure 12: accuracy and loss of federated training, by rounds."""
+    cells = {name: experiment(scale, rule) for name, rule in RULES.items()}
 
     def blocks(results: Results) -> list[Block]:
+        book = {"the book, K = 10, C = 5": BOOK[: _most_rounds(results)]}
         return [
-            by_round(
-                results,
-                caption="Accuracy on the test images after each round. Broken: the book whose code "
-                "the report has, with ten clients, five a round, read off its figure.",
-                published={"the book, K = 10, C = 5": BOOK[: _most_rounds(results)]},
-            ),
+            by_round(results, published=book),
             by_round(results, measure="test_loss"),
             *last_round(results, {"λ rule": (ACCURACY, LOSS)}),
             LAMBDA_NOTE,
         ]
 
-    return recipe(
-        scale,
-        "figure12",
-        cells={name: experiment(scale, rule) for name, rule in RULES.items()},
-        blocks=blocks,
-    )
+    return recipe(scale, "figure12", cells=cells, blocks=blocks)
 
 
 def _most_rounds(results: Results) -> int:
     return max(run.num_rounds for run in results.all)
 
 
-NEAR = 0.95  # of the best accuracy: from there a run counts as converged
+NEAR = 0.95  # of the best accuracy: from there a run counts as converged; notes.md says so
 
 
 def figure13(scale: Scale) -> Recipe:
     """Figure 13: centralised training, K = C = 1, and the claim that it takes longer."""
-
-    def alone(rule: Named) -> Experiment:
-        return experiment(scale, rule, count=1, per_round=1, rounds=30)
-
-    proper = alone(FEDAVG)
-    return recipe(
-        scale,
-        "figure13",
-        cells={
-            "federated, λ rule": experiment(scale, LAMBDA),
-            "K = C = 1, λ rule": alone(LAMBDA),
-            "centralised": replace(proper, local=replace(proper.local, reset=False)),
-        },
-        blocks=_figure13,
+    alone, proper = (
+        experiment(scale, rule, count=1, per_round=1, rounds=30) for rule in (LAMBDA, FEDAVG)
     )
+    cells = {
+        "federated, λ rule": experiment(scale, LAMBDA),
+        "K = C = 1, λ rule": alone,
+        "centralised": replace(proper, local=replace(proper.local, reset=False)),
+    }
+    return recipe(scale, "figure13", cells=cells, blocks=_figure13)
 
 
 def _figure13(results: Results) -> list[Block]:
     return [
         Table(
             title="What it takes",
-            caption=f"Rounds and images until the test accuracy is {NEAR:.0%} of the best that the "
-            "run reaches: the mean over seeds ± the standard deviation. An image counts as often "
-            "as it is trained on. Each run is held to its own best: what all reach with as many "
-            "images is in the figure.",
             header=("run", "final accuracy, %", "rounds", "images seen"),
             rows=[_what_it_takes(results, cell) for cell in results.runs],
         ),
-        by_round(
-            results,
-            caption="As the report draws it. A round of K = C = 1 sees all images three times "
-            "(once at smaller scales), a federated one three fifths of that.",
-        ),
+        by_round(results),
         by_round(results, measure="test_loss"),
         _by_images(results),
         note(__name__, "Why “centralised” looked slow"),
@@ -160,13 +132,7 @@ def _seen(run: Run) -> list[float]:
 
 def _by_images(results: Results) -> Curves:
     """Curves by images seen. Clients hold equally many, so all seeds share the same x values."""
-    shown = by_round(
-        results,
-        title="Test accuracy by images seen",
-        caption="Accuracy on the test images after each round, by how many images had been trained "
-        "on by then.",
-        x_label="images seen, millions",
-    )
+    shown = by_round(results, title="Test accuracy by images seen", x_label="images seen, millions")
     seen = {cell: _seen(runs[0]) for cell, runs in results.runs.items()}
     lines = [
         replace(line, x=[seen[line.name][int(r) - 1] / 1e6 for r in line.x]) for line in shown.lines
@@ -176,42 +142,33 @@ def _by_images(results: Results) -> Curves:
 
 def figure14(scale: Scale) -> Recipe:
     """Figure 14: clients a round against accuracy, homogeneous clients."""
+    cells = {
+        f"{name}, {c} a round": experiment(scale, rule, count=10, per_round=c)
+        for name, rule in RULES.items()
+        for c in COHORTS
+    }
+    return recipe(scale, "figure14", cells=cells, blocks=_figure14, seeds=5)
 
-    def blocks(results: Results) -> list[Block]:
-        found = {name: [results.final(f"{name}, {c} a round") for c in COHORTS] for name in RULES}
-        gains = []
-        for name, (one, *more) in found.items():
-            above = [signed_points(f.mean - one.mean) if f and one else NONE for f in more]
-            gains.append([name, *above])
-        return [
-            bars(
-                ["1 client a round", *(f"{c} clients a round" for c in COHORTS[1:])],
-                found,
-                title="Client versus accuracy",
-                caption="Test accuracy after the last round, by the number of clients that take "
-                "part in a round.",
-            ),
-            Table(
-                title="What more clients a round are worth",
-                caption="Points of test accuracy above one client a round. The part of the rise "
-                "that is there under the λ rule and not under FedAvg comes from the longer step.",
-                header=("rule", *(f"{c} a round" for c in COHORTS[1:])),
-                rows=gains,
-            ),
-            LAMBDA_NOTE,
-        ]
 
-    return recipe(
-        scale,
-        "figure14",
-        cells={
-            f"{name}, {c} a round": experiment(scale, rule, count=10, per_round=c)
-            for name, rule in RULES.items()
-            for c in COHORTS
-        },
-        blocks=blocks,
-        seeds=5,
-    )
+def _figure14(results: Results) -> list[Block]:
+    found = {name: [results.final(f"{name}, {c} a round") for c in COHORTS] for name in RULES}
+    gains = [
+        [name, *(signed_points(f.mean - one.mean) if f and one else NONE for f in more)]
+        for name, (one, *more) in found.items()
+    ]
+    return [
+        bars(
+            ["1 client a round", *(f"{c} clients a round" for c in COHORTS[1:])],
+            found,
+            title="Client versus accuracy",
+        ),
+        Table(
+            title="What more clients a round are worth",
+            header=("rule", *(f"{c} a round" for c in COHORTS[1:])),
+            rows=gains,
+        ),
+        LAMBDA_NOTE,
+    ]
 
 
 SPLITS = {
@@ -231,38 +188,24 @@ PUBLISHED = {  # accuracy and loss, from Figures 11 and 15
 
 def figure16(scale: Scale) -> Recipe:
     """Figures 15 and 16: homogeneous against heterogeneous clients, K = 5, C = 3."""
-
-    def blocks(results: Results) -> list[Block]:
-        return [
-            *last_round(
-                results,
-                PUBLISHED,
-                "rule, clients",
-                "The report's homogeneous number is after 20 rounds, its heterogeneous one after "
-                "30, as ours all are.",
-            ),
-            Text(title="Heterogeneity, or less data?", paragraphs=apart(results)),
-            *(
-                by_round(
-                    results,
-                    {f"λ rule, {name}": name for name in SPLITS},
-                    measure,
-                    f"Test {what} by round, λ rule",
-                    f"The test {what} after each round.",
-                )
-                for measure, what in MEASURES.items()
-            ),
-            note(__name__, "What the report calls heterogeneity is also a lack of data"),
-            LAMBDA_NOTE,
-        ]
-
+    keys = [("λ rule", name) for name in SPLITS]
+    keys += [("FedAvg", "homogeneous"), ("FedAvg", "low, renormalised")]
     cells = {
-        f"λ rule, {name}": experiment(scale, LAMBDA, partition=split, rounds=30)
-        for name, split in SPLITS.items()
+        f"{rule}, {name}": experiment(scale, RULES[rule], partition=SPLITS[name], rounds=30)
+        for rule, name in keys
     }
-    for name in ("homogeneous", "low, renormalised"):
-        cells[f"FedAvg, {name}"] = experiment(scale, FEDAVG, partition=SPLITS[name], rounds=30)
-    return recipe(scale, "figure16", cells=cells, blocks=blocks)
+    return recipe(scale, "figure16", cells=cells, blocks=_figure16)
+
+
+def _figure16(results: Results) -> list[Block]:
+    lines = {f"λ rule, {name}": name for name in SPLITS}
+    return [
+        *last_round(results, PUBLISHED, "rule, clients"),
+        Text(title="Heterogeneity, or less data?", paragraphs=apart(results)),
+        *(by_round(results, lines, measure, "Test {} by round, λ rule") for measure in MEASURES),
+        note(__name__, "What the report calls heterogeneity is also a lack of data"),
+        LAMBDA_NOTE,
+    ]
 
 
 def apart(results: Results) -> list[str]:
@@ -291,61 +234,44 @@ def apart(results: Results) -> list[str]:
 
 def figure17(scale: Scale) -> Recipe:
     """Figure 17: homogeneous against heterogeneous clients, K = 10, C = 5."""
+    ten: dict[str, Any] = {"count": 10, "per_round": 5, "rounds": 30}
+    cells = {
+        f"{name}, {how}": experiment(scale, rule, partition=sizes(how), **ten)
+        for name, rule in RULES.items()
+        for how in SIZES
+    }
+    return recipe(scale, "figure17", cells=cells, blocks=_figure17)
 
-    def blocks(results: Results) -> list[Block]:
-        return [
-            beside(
-                [(cell, None, results.final(cell)) for cell in results.runs],
-                title="Test accuracy after the last round, %",
-                of="rule, clients",
-            ),
-            *(
-                by_round(
-                    results,
-                    {f"{name}, {how}": how for how in SIZES},
-                    measure,
-                    f"{name}: test {what} by round",
-                    f"The test {what} after each round, for ten clients of equal sizes, of 500 to "
-                    "9,500 images (low), and of 500 with one of 45,500 (high).",
-                )
-                for name in RULES
-                for measure, what in MEASURES.items()
-            ),
-            note(__name__, "What to expect"),
-            LAMBDA_NOTE,
-        ]
 
-    return recipe(
-        scale,
-        "figure17",
-        cells={
-            f"{name}, {how}": experiment(
-                scale, rule, count=10, per_round=5, partition=sizes(how), rounds=30
+def _figure17(results: Results) -> list[Block]:
+    return [
+        last_round(results, {}, "rule, clients")[0],
+        *(
+            by_round(
+                results,
+                {f"{name}, {how}": how for how in SIZES},
+                measure,
+                name + ": test {} by round",
             )
-            for name, rule in RULES.items()
-            for how in SIZES
-        },
-        blocks=blocks,
-    )
+            for name in RULES
+            for measure in MEASURES
+        ),
+        note(__name__, "What to expect"),
+        LAMBDA_NOTE,
+    ]
 
 
 def figure18(scale: Scale) -> Recipe:
     """Figure 18: clients a round, heterogeneity and accuracy."""
-    return recipe(
-        scale,
-        "figure18",
-        cells={
-            f"{name}, {how}, {c} a round": experiment(
-                scale, RULES[name], count=10, per_round=c, partition=sizes(how)
-            )
-            for name in _rules_of_18(scale)
-            for how in SIZES
-            for c in COHORTS
-        },
-        blocks=_figure18,
-        seeds=5,
-        keeps=("clients",),
-    )
+    cells = {
+        f"{name}, {how}, {c} a round": experiment(
+            scale, RULES[name], count=10, per_round=c, partition=sizes(how)
+        )
+        for name in _rules_of_18(scale)
+        for how in SIZES
+        for c in COHORTS
+    }
+    return recipe(scale, "figure18", cells=cells, blocks=_figure18, seeds=5, keeps=("clients",))
 
 
 def _rules_of_18(scale: Scale) -> list[str]:
@@ -353,21 +279,15 @@ def _rules_of_18(scale: Scale) -> list[str]:
 
 
 def _figure18(results: Results) -> list[Block]:
-    rounds = _most_rounds(results)
+    rounds, rules = _most_rounds(results), _rules_of_18(results.scale)
+
+    def ends(name: str) -> dict[str, list[Measured | None]]:
+        cells = {how: [f"{name}, {how}, {c} a round" for c in COHORTS] for how in SIZES}
+        return {how: [results.final(cell) for cell in of_size] for how, of_size in cells.items()}
+
+    groups = [f"{c} a round" for c in COHORTS]
     return [
-        *(
-            bars(
-                [f"{c} a round" for c in COHORTS],
-                {
-                    how: [results.final(f"{name}, {how}, {c} a round") for c in COHORTS]
-                    for how in SIZES
-                },
-                title=f"Client versus accuracy, {name}",
-                caption="Test accuracy after the last round, by the number of clients a round. "
-                "Error bars are one standard deviation over seeds.",
-            )
-            for name in _rules_of_18(results.scale)
-        ),
+        *(bars(groups, ends(name), title=f"Client versus accuracy, {name}") for name in rules),
         Table(
             title="Is the client with 91% of the images drawn?",
             caption=f"At the high level one client holds 91% of all images. With C of 10 clients a "
@@ -392,21 +312,13 @@ def drawn(results: Results) -> Table:
     for cell in _high(results):
         for run in results.runs[cell]:
             when, final = _took_part(run), run.final("test_accuracy")
-            rows.append(
-                [
-                    cell,
-                    str(run.manifest["seed"]),
-                    NONE if when is None else f"{len(when)} of {run.num_rounds}",
-                    NONE if when is None else ", ".join(map(str, when)),
-                    NONE if final is None else f"{100 * final:.2f}",
-                ]
-            )
+            told = (NONE, NONE)
+            if when is not None:
+                told = f"{len(when)} of {run.num_rounds}", ", ".join(map(str, when))
+            accuracy = NONE if final is None else f"{100 * final:.2f}"
+            rows.append([cell, str(run.manifest["seed"]), *told, accuracy])
     return Table(
-        title="When it was drawn",
-        caption="The rounds in which the client with 91% of the images took part, and the test "
-        "accuracy after the last round, in %.",
-        header=("run", "seed", "rounds", "which", "accuracy"),
-        rows=rows,
+        title="When it was drawn", header=("run", "seed", "rounds", "which", "accuracy"), rows=rows
     )
 
 
@@ -414,17 +326,11 @@ def how_often(results: Results) -> Curves:
     """The accuracy of every run against the rounds with the client that has 91% of the images."""
     lines = []
     for cell in _high(results):
-        points = sorted(
-            (len(when), final)
-            for run in results.runs[cell]
-            if (when := _took_part(run)) is not None
-            and (final := run.final("test_accuracy")) is not None
-        )
+        found = [(_took_part(run), run.final("test_accuracy")) for run in results.runs[cell]]
+        points = sorted((len(w), y) for w, y in found if w is not None and y is not None)
         lines.append(Line(cell, [x for x, _ in points], [y for _, y in points]))
     return Curves(
         title="Accuracy by how often it was drawn",
-        caption="Test accuracy after the last round, a point for each seed, by the number of "
-        "rounds in which the client with 91% of the images took part.",
         lines=lines,
         x_label="rounds with the largest client",
         y_label="test accuracy",
@@ -469,12 +375,12 @@ def architectures(scale: Scale) -> Recipe:
     if scale.name == "small":
         models["small CNN"] = "simple-cnn"
     rates = scale.pick((0.05,), (0.05,), (0.001, 0.01))
-    runs = {f"{name}, lr {lr:g}": (name, lr) for name in models for lr in rates}
+    networks = {f"{name}, lr {lr:g}": (name, lr) for name in models for lr in rates}
     cells = {
         cell: experiment(
             scale, FEDAVG, model=Named(models[name]), outputs=None, lr=lr, scratch=True
         )
-        for cell, (name, lr) in runs.items()
+        for cell, (name, lr) in networks.items()
     }
     if pretrained(scale):
         cells[PRETRAINED] = experiment(scale, FEDAVG, outputs=None)
@@ -483,28 +389,16 @@ def architectures(scale: Scale) -> Recipe:
         rows: list[list[str | float | None]] = [
             [
                 cell,
-                SAYS.get(runs[cell][0]) if cell in runs else None,
+                SAYS.get(networks[cell][0]) if cell in networks else None,
                 mean_of(results.final(cell)),
                 f"{one.manifest['parameters']:,}",
                 f"{(one.total('bytes_up') or 0) / one.num_rounds / 1e6:.2f}",
             ]
             for cell, (one, *_) in results.runs.items()
         ]
-        return [
-            Table(
-                title="Accuracy and cost",
-                caption="Test accuracy after the last round, over seeds, and what clients send in "
-                "a round.",
-                header=(
-                    *("network", "the report's word", "accuracy, %"),
-                    *("parameters", "MB up a round"),
-                ),
-                rows=rows,
-                published=frozenset({1}),
-            ),
-            by_round(results),
-            note(__name__, "What the claim is worth"),
-        ]
+        words = ("network", "the report's word", "accuracy, %", "parameters", "MB up a round")
+        table = Table(title="Accuracy and cost", header=words, rows=rows, published=frozenset({1}))
+        return [table, by_round(results), note(__name__, "What the claim is worth")]
 
     return recipe(scale, "architectures", cells=cells, blocks=blocks, ours=True)
 
@@ -524,47 +418,37 @@ def fedprox(scale: Scale) -> Recipe:
         f"mu {mu:g}, drawn by size": Named("fedprox", {"mu": mu, "sampling": "by-size"})
         for mu in printed
     }
+    cells = {
+        f"{how}, {name}": experiment(scale, rule, count=10, per_round=5, partition=sizes(how))
+        for how in LEVELS
+        for name, rule in rules.items()
+    }
 
     def blocks(results: Results) -> list[Block]:
         run = [name for name in rules if any(results.runs[f"{how}, {name}"] for how in LEVELS)]
+        of = {how: {name: f"{how}, {name}" for name in run} for how in LEVELS}
         return [
             bars(
                 run,
-                {how: [results.final(f"{how}, {name}") for name in run] for how in LEVELS},
+                {how: [results.final(of[how][name]) for name in run] for how in LEVELS},
                 title="Accuracy by mu",
-                caption="Test accuracy after the last round, at the report's two levels of "
-                "heterogeneity; mu = 0 is FedAvg.",
             ),
             Table(
                 title="Accuracy after the last round, %",
-                caption="Test accuracy at the report's two levels of heterogeneity.",
                 header=("", *LEVELS),
                 rows=[
-                    [name, *(at_the_end(results, f"{how}, {name}") for how in LEVELS)]
-                    for name in run
+                    [name, *(at_the_end(results, of[how][name]) for how in LEVELS)] for name in run
                 ],
             ),
             *(
                 by_round(
                     results,
-                    {f"{how}, {name}": name for name in run},
-                    title=f"{how} heterogeneity: test accuracy by round",
+                    {cell: name for name, cell in of[how].items()},
+                    title=f"{how} heterogeneity: test {{}} by round",
                 )
                 for how in LEVELS
             ),
             note(__name__, "fedprox / What to expect", alike=f"{ALIKE:.0%}"),
         ]
 
-    return recipe(
-        scale,
-        "fedprox",
-        cells={
-            f"{how}, {name}": experiment(
-                scale, rule, count=10, per_round=5, partition=sizes(how), rounds=20
-            )
-            for how in LEVELS
-            for name, rule in rules.items()
-        },
-        blocks=blocks,
-        ours=True,
-    )
+    return recipe(scale, "fedprox", cells=cells, blocks=blocks, ours=True)

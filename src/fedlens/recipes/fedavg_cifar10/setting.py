@@ -64,6 +64,7 @@ def experiment(
 ) -> Experiment:
     """The report's setting; values that it omits are from the book whose code it uses."""
     model = model or scale.pick(Named("linear"), Named("simple-cnn"), Named("resnet18"))
+    partition = partition or sizes("homogeneous")
     return Experiment(
         dataset=Named(scale.dataset("cifar10")),
         model=model,
@@ -72,9 +73,7 @@ def experiment(
         augment=scale.pick(Augment(), Augment(), Augment(crop=4, flip=True)),
         outputs=outputs and scale.pick(20, outputs, outputs),
         weights=pretrained(scale) if model.name == "resnet18" and not scratch else None,
-        clients=Clients(
-            count=count, per_round=per_round, partition=partition or sizes("homogeneous")
-        ),
+        clients=Clients(count=count, per_round=per_round, partition=partition),
         local=LocalTraining(
             epochs=scale.pick(1, 1, 3),
             batch_size=scale.pick(256, 32, 32),
@@ -124,38 +123,23 @@ def by_round(
     results: Results,
     cells: Mapping[str, str] | Sequence[str] = (),
     measure: str = "test_accuracy",
-    title: str = "",
-    caption: str = "",
+    title: str = "Test {} by round",
     **more: Any,
 ) -> Curves:
-    what = "Accuracy" if measure == "test_accuracy" else "Mean cross-entropy"
-    return curves(
-        results,
-        cells,
-        measure,
-        title=title or f"Test {MEASURES[measure]} by round",
-        caption=caption or f"{what} on the test images after each round.",
-        **more,
-    )
+    return curves(results, cells, measure, title=title.format(MEASURES[measure]), **more)
 
 
 def last_round(
-    results: Results,
-    published: Mapping[str, tuple[float, float]],
-    of: str = "run",
-    caption: str = "",
+    results: Results, published: Mapping[str, tuple[float, float]], of: str = "run"
 ) -> list[Block]:
     """Final accuracy and loss of every cell, with the published ones."""
 
-    def rows(measure: str, place: int) -> list[tuple[str, float | None, Measured | None]]:
-        return [
-            (cell, published[cell][place] if cell in published else None, ours)
-            for cell in results.runs
-            for ours in [results.final(cell, measure)]
-        ]
+    def ends(measure: str, place: int) -> list[tuple[str, float | None, Measured | None]]:
+        theirs = {cell: numbers[place] for cell, numbers in published.items()}
+        return [(cell, theirs.get(cell), results.final(cell, measure)) for cell in results.runs]
 
     accuracy, loss = (f"Test {what} after the last round" for what in ("accuracy", "loss"))
     return [
-        beside(rows("test_accuracy", 0), title=f"{accuracy}, %", caption=caption, of=of),
-        beside(rows("test_loss", 1), title=loss, of=of, percent=False, digits=3),
+        beside(ends("test_accuracy", 0), title=f"{accuracy}, %", of=of),
+        beside(ends("test_loss", 1), title=loss, of=of, percent=False, digits=3),
     ]

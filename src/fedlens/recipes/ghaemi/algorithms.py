@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from importlib.resources import files
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.recipes import samples as of
@@ -31,10 +33,25 @@ FORMS: dict[str, dict[str, Any]] = {
 DOUBLE_SOFTMAX = note(__name__, "The network ended in a softmax, and the loss had another")
 
 
+class Trial(NamedTuple):
+    """What a cell is about, what curves call it, and how it is run."""
+
+    split: Split
+    form: str
+    line: str
+    how: Mapping[str, Any] = MappingProxyType({})  # for `experiment`, besides its form
+    is_theirs: bool = False  # whether the report has a curve of it
+
+
+Trials = Mapping[str, Trial]
+"""Trials by cell."""
+
+
 def experiment(
     scale: Scale,
     split: Split,
-    *algorithm: Named,
+    algorithm: Named | None = None,
+    *,
     loss: str = "double_softmax",
     lr: float = 0.05,
     momentum: float = 0.9,
@@ -42,17 +59,14 @@ def experiment(
 ) -> Experiment:
     """The report's setting: 10 of 100 clients per round, ten epochs, batches of 128, 80 rounds."""
     paper4 = Named("mcmahan-cnn", {"geometry": "paper4"})
+    count, per_round = scale.pick((20, 2), (100, 10), (100, 10))
     return Experiment(
         dataset=Named(scale.dataset("fashion-mnist")),
         model=scale.pick(Named("linear"), Named("lenet5"), paper4),
         rounds=scale.pick(2, 20, 80),
         loss=loss,
         engine=scale.engine,
-        clients=Clients(
-            count=scale.pick(20, 100, 100),
-            per_round=scale.pick(2, 10, 10),
-            partition=PARTITION[split],
-        ),
+        clients=Clients(count=count, per_round=per_round, partition=PARTITION[split]),
         local=LocalTraining(
             epochs=epochs or scale.pick(1, 5, 10),
             batch_size=scale.pick(64, 128, 128),
@@ -60,7 +74,7 @@ def experiment(
             momentum=momentum,
         ),
         evaluate=Evaluate(on=("test", "train") if scale.name == "paper" else ("test",)),
-        algorithm=algorithm,
+        algorithm=(algorithm,) if algorithm else (),
     )
 
 
@@ -73,52 +87,84 @@ def recipe(scale: Scale, item: str, **more: Any) -> Recipe:
     )
 
 
+def study(
+    scale: Scale,
+    item: str,
+    trials: Trials,
+    blocks: Callable[[Results, Trials], list[Block]],
+    **more: Any,
+) -> Recipe:
+    """The recipe of an item from its trials; `blocks` gets those that were run."""
+
+    def shown(results: Results) -> list[Block]:
+        return blocks(results, {cell: one for cell, one in trials.items() if results.runs[cell]})
+
+    cells = {
+        cell: experiment(scale, one.split, **{**FORMS[one.form], **one.how})
+        for cell, one in trials.items()
+    }
+    return recipe(scale, item, cells=cells, blocks=shown, **more)
+
+
 def published(algorithm: str, split: Split) -> dict[str, list[float | None]]:
     """The report's curves, read from its figures to within 0.005: train and test, loss and acc."""
-    content = json.loads(
-        (files("fedlens.recipes.ghaemi") / "curves.json").read_text(encoding="utf-8")
-    )
-    found: dict[str, list[float | None]] = content[
-        f"{algorithm} {'iid' if split == 'iid' else 'noniid'}"
-    ]
-    return found
+    file = files("fedlens.recipes.ghaemi") / "curves.json"
+    curves: dict[str, dict[str, list[float | None]]] = json.loads(file.read_text(encoding="utf-8"))
+    return curves[f"{algorithm} {split.replace('-', '')}"]
 
 
 def over_published(
-    results: Results,
-    algorithm: str,
-    cells: Mapping[Split, Mapping[str, str]],
-    theirs: str = AS_PUBLISHED,
+    results: Results, algorithm: str, trials: Trials, theirs: str = AS_PUBLISHED
 ) -> list[Block]:
     """Accuracy and loss by round, for each split, together with the curves of the report.
 
-    `cells` gives, by split, the cells to show and the names of their lines. The report's curve is
-    named `theirs`, and has the colour of our line with that name, if there is one.
+    The report's curve is named `theirs`, and has the colour of our line with that name, if there
+    is one.
     """
     measures = {"test_acc": "test_accuracy", "test_loss": "test_loss"}
     if results.scale.name == "paper":
         measures |= {"train_acc": "train_accuracy", "train_loss": "train_set_loss"}
     rounds = max(run.num_rounds for run in results.all)
     blocks: list[Block] = []
-    for split, named in cells.items():
-        logits = [cell for cell, name in named.items() if name.startswith(OURS)]
-        for measure, ours in measures.items():
-            what = measure.replace("_", " ").replace("acc", "accuracy")
-            # The two kinds of loss cannot share an axis.
-            left_out = logits if "loss" in measure else ()
-            blocks.append(
-                curves(
-                    results,
-                    {cell: name for cell, name in named.items() if cell not in left_out},
-                    ours,
-                    title=f"{algorithm}, {split}: {what}",
-                    caption=f"The {what} of the server's model after each round. Broken: the "
-                    "report's figure, digitised to within 0.005.",
-                    published={theirs: published(algorithm, split)[measure][:rounds]},
-                    y_label=what,
-                )
+    for split, (measure, ours) in itertools.product(SPLITS, measures.items()):
+        what = measure.replace("_", " ").replace("acc", "accuracy")
+        shown = {
+            cell: one.line
+            for cell, one in trials.items()  # the two kinds of loss cannot share an axis
+            if one.split == split and not ("loss" in measure and one.form == OURS)
+        }
+        blocks.append(
+            curves(
+                results,
+                shown,
+                ours,
+                title=f"{algorithm}, {split}: {what}",
+                published={theirs: published(algorithm, split)[measure][:rounds]},
+                y_label=what,
             )
+        )
     return blocks
+
+
+def late(
+    results: Results,
+    algorithm: str,
+    trials: Trials,
+    of: str,
+) -> Table:
+    """Accuracy over the last quarter of the rounds, beside that of a curve of the report."""
+    return beside(
+        [
+            (
+                cell,
+                late_published(algorithm, one.split) if one.is_theirs else None,
+                reached(results, cell),
+            )
+            for cell, one in trials.items()
+        ],
+        title="Test accuracy over the last quarter of the rounds, %",
+        of=of,
+    )
 
 
 def late_published(algorithm: str, split: Split) -> float:
@@ -143,7 +189,7 @@ def is_dead(run: Run) -> bool:
     return run.status == "finished" and bool(late) and all(count == 1 for count in late)
 
 
-def dead_runs(results: Results, cells: Sequence[str]) -> Table:
+def dead_runs(results: Results, cells: Iterable[str]) -> Table:
     """A table of how many runs of each cell ended dead, and the accuracy of the others."""
     rows: list[list[str | float | None]] = []
     for cell in cells:
@@ -155,13 +201,14 @@ def dead_runs(results: Results, cells: Sequence[str]) -> Table:
         rows.append([cell, f"{len(dead)} of {len(runs)}", seeds, ends])
     return Table(
         title="Runs that ended dead",
-        caption="A run is dead if it gives one class to all test images in every evaluation of the "
-        "last quarter of the rounds: its accuracy is 0.100, and saturated as it is the double "
-        "softmax gives no gradient back. Which runs die depends on the seed and on rounding. Their "
-        "share is told here; the table above and the curves are of the others, in %.",
         header=("clients, network", "dead", "their seeds", "the others"),
         rows=rows,
     )
+
+
+def _saturated(trials: Trials) -> list[str]:
+    """The cells with a double softmax, whose runs may end dead."""
+    return [cell for cell, one in trials.items() if one.form == AS_PUBLISHED]
 
 
 KNOWS_NOTHING = math.log(10)  # the loss of a network that finds all classes equally likely
@@ -204,13 +251,10 @@ def _is_sure_of_one(run: Run) -> bool:
     return bool(run.summary["collapsed"]) and loss > KNOWS_NOTHING + 0.01
 
 
-LATE = "Test accuracy over the last quarter of the rounds, %"
-
-
 def samples(scale: Scale) -> Recipe:
     """Figure 1: a sample of each class of Fashion-MNIST."""
     sizes = {"training images": 60_000, "test images": 10_000, "classes": 10}
-    return of.samples(scale, "fashion-mnist", 5, sizes)
+    return of.samples(__name__, scale, "fashion-mnist", 5, sizes)
 
 
 PUBLISHED = {
@@ -226,22 +270,18 @@ TRAIN_LOSS = (1.735, 1.552)  # during training, in the first and the last epoch
 
 def centralised(scale: Scale) -> Recipe:
     """Centralised training, section 5.1: ten epochs of one client that holds everything."""
-    return recipe(
-        scale,
-        "centralised",
-        cells={
-            form: replace(
-                alone := experiment(scale, "iid", **how),
-                rounds=scale.pick(2, 5, 10),
-                clients=Clients(count=1),
-                # A round is an epoch, and the momentum is never reset.
-                local=replace(alone.local, epochs=1, reset=False),
-                evaluate=Evaluate(on=("test", "train")),
-            )
-            for form, how in FORMS.items()
-        },
-        blocks=_centralised,
-    )
+    cells = {}
+    for form, how in FORMS.items():
+        alone = experiment(scale, "iid", **how)
+        cells[form] = replace(
+            alone,
+            rounds=scale.pick(2, 5, 10),
+            clients=Clients(count=1),
+            # A round is an epoch, and the momentum is never reset.
+            local=replace(alone.local, epochs=1, reset=False),
+            evaluate=Evaluate(on=("test", "train")),
+        )
+    return recipe(scale, "centralised", cells=cells, blocks=_centralised)
 
 
 def _centralised(results: Results) -> list[Block]:
@@ -256,7 +296,7 @@ def _centralised(results: Results) -> list[Block]:
         (f"{when} epoch", theirs, Measured.of([run.rounds[place]["train_loss"] for run in trained]))
         for when, theirs, place in zip(("first", "last"), TRAIN_LOSS, (0, -1), strict=True)
     ]
-    classes: list[str] = next(iter(results.runs.values()))[0].manifest["classes"]
+    classes: list[str] = results.all[0].manifest["classes"]
     counts = [run.evaluation["confusion"] for run in trained]
     recall = [
         (name, theirs, Measured.of([table[label][label] / sum(table[label]) for table in counts]))
@@ -265,63 +305,34 @@ def _centralised(results: Results) -> list[Block]:
     return [
         beside(rows, title="After the last epoch, %", of="measure, network"),
         beside(losses, title="Loss while training, double softmax", percent=False, digits=3),
-        beside(
-            recall,
-            title="Recall by class, double softmax, %",
-            caption="The share of each class's test images that is recognised, after the last "
-            "epoch.",
-            of="class",
-        ),
-        curves(
-            results,
-            title="Test accuracy by epoch",
-            caption="Accuracy on the test images after each epoch of centralised training.",
-            x_label="epoch",
-        ),
+        beside(recall, title="Recall by class, double softmax, %", of="class"),
+        curves(results, title="Test accuracy by epoch", x_label="epoch"),
         note(__name__, "Text and figures disagree"),
         DOUBLE_SOFTMAX,
     ]
 
 
 FLOOR = math.log(1 + 9 / math.e)  # the smallest loss of the double softmax with ten classes
-TOO_FAST = "non-iid, logits, lr 0.05"
 
 
 def fedavg(scale: Scale) -> Recipe:
     """FedAvg, section 5.2: iid and non-iid clients over 80 rounds."""
-    cells = {
-        f"{split}, {form}": experiment(scale, split, **how)
-        for split in SPLITS
-        for form, how in FORMS.items()
-    }
-    cells[TOO_FAST] = experiment(scale, "non-iid", loss="cross_entropy", lr=0.05)
-    return recipe(scale, "fedavg", cells=cells, blocks=_fedavg)
-
-
-def _fedavg(results: Results) -> list[Block]:
-    alive = living(results)
-    rows: list[tuple[str, float | None, Measured | str]] = [
-        (
-            f"{split}, {form}",
-            late_published("FedAvg", split) if form == AS_PUBLISHED else None,
-            alive.late(f"{split}, {form}"),
-        )
+    trials = {
+        f"{split}, {form}": Trial(split, form, form, is_theirs=form == AS_PUBLISHED)
         for split in SPLITS
         for form in FORMS
-    ]
-    rows.append((TOO_FAST, None, reached(results, TOO_FAST)))
-    shown = {split: {f"{split}, {form}": form for form in FORMS} for split in SPLITS}
-    shown["non-iid"][TOO_FAST] = f"{OURS}, lr 0.05"
+    }
+    fast = f"{OURS}, lr 0.05"
+    trials[f"non-iid, {fast}"] = Trial("non-iid", OURS, fast, {"lr": 0.05})
+    return study(scale, "fedavg", trials, _fedavg)
+
+
+def _fedavg(results: Results, trials: Trials) -> list[Block]:
+    alive = living(results)
     return [
-        beside(
-            rows,
-            title=LATE,
-            caption="The mean over the last quarter of the rounds (61 to 80 in the report): with "
-            "two classes a client a single round says little. Runs that ended dead are left out.",
-            of="clients, network",
-        ),
-        dead_runs(results, [f"{split}, {AS_PUBLISHED}" for split in SPLITS]),
-        *over_published(alive, "FedAvg", shown),
+        late(alive, "FedAvg", trials, "clients, network"),
+        dead_runs(results, _saturated(trials)),
+        *over_published(alive, "FedAvg", trials),
         identity(results),
         DOUBLE_SOFTMAX,
     ]
@@ -332,22 +343,14 @@ def identity(results: Results) -> Table:
     rows: list[list[str]] = []
     for split in SPLITS:
         theirs = published("FedAvg", split)
-        runs = [
-            (run.curve("test_loss")[1], run.curve("test_accuracy")[1])
-            for run in results.runs[f"{split}, {AS_PUBLISHED}"]
-        ]
-        late = [
-            pair
-            for losses, accuracies in runs
-            for pair in list(zip(losses, accuracies, strict=True))[len(losses) // 4 :]
-        ]
+        ours = []
+        for run in results.runs[f"{split}, {AS_PUBLISHED}"]:
+            losses, accuracies = run.curve("test_loss")[1], run.curve("test_accuracy")[1]
+            ours += list(zip(losses, accuracies, strict=True))[len(losses) // 4 :]
         published_late = zip(theirs["test_loss"][20:], theirs["test_acc"][20:], strict=True)
-        rows.append([split, _distance(published_late), _distance(late)])
+        rows.append([split, _distance(published_late), _distance(ours)])
     return Table(
         title="Is the loss 1.4612 + (1 − accuracy)?",
-        caption="The mean distance of the test loss from 1.4612 + 1 − accuracy, after the first "
-        "quarter of the rounds (from round 21 on in the report). It is near 0 where a double "
-        "softmax is saturated.",
         header=("clients", "published", "ours"),
         rows=rows,
         published=frozenset({1}),
@@ -369,61 +372,41 @@ MUS = (0.0, 0.001, 0.01, 0.1, 1.0, PUBLISHED_MU)
 
 def fedprox(scale: Scale) -> Recipe:
     """FedProx, section 5.3: mu = 3, and the other values that the report did not try."""
-    keys = {
-        f"{split}, {form}, mu {mu:g}": (split, form, mu)
+    trials = {
+        f"{split}, {form}, mu {mu:g}": Trial(
+            split,
+            form,
+            f"mu {mu:g}",
+            {"algorithm": Named("fedprox", {"mu": mu})},
+            is_theirs=(form, mu) == (AS_PUBLISHED, PUBLISHED_MU),
+        )
         for form in FORMS
         for split in SPLITS
         for mu in scale.pick((0.0, PUBLISHED_MU), (0.0, 0.01, PUBLISHED_MU), MUS)
     }
+    return study(scale, "fedprox", trials, _fedprox)
 
-    def blocks(results: Results) -> list[Block]:
-        alive = living(results)
-        run = {cell: key for cell, key in keys.items() if results.runs[cell]}
-        rows = [
-            (
-                cell,
-                late_published("FedProx", split)
-                if (form, mu) == (AS_PUBLISHED, PUBLISHED_MU)
-                else None,
-                alive.late(cell),
+
+def _fedprox(results: Results, trials: Trials) -> list[Block]:
+    alive, saturated = living(results), _saturated(trials)
+    mus = list(dict.fromkeys(one.line for one in trials.values()))
+    return [
+        late(alive, "FedProx", trials, "clients, network, mu"),
+        dead_runs(results, saturated),
+        *(
+            bars(
+                mus,
+                {s: [alive.late(f"{s}, {form}, {mu}") for mu in mus] for s in SPLITS},
+                title=f"Accuracy by mu, {form}",
+                digits=1,
             )
-            for cell, (split, form, mu) in run.items()
-        ]
-        mus = [f"mu {mu:g}" for mu in dict.fromkeys(mu for _, _, mu in run.values())]
-        named = {split: {f"{split}, {AS_PUBLISHED}, {mu}": mu for mu in mus} for split in SPLITS}
-        return [
-            beside(
-                rows,
-                title=LATE,
-                caption="The mean over the last quarter of the rounds (61 to 80 in the report); "
-                "runs that ended dead are left out.",
-                of="clients, network, mu",
-            ),
-            dead_runs(results, [cell for cell, key in run.items() if AS_PUBLISHED in key]),
-            *(
-                bars(
-                    mus,
-                    {s: [alive.late(f"{s}, {form}, {mu}") for mu in mus] for s in SPLITS},
-                    title=f"Accuracy by mu, {form}",
-                    caption="Mean test accuracy over the last quarter of the rounds, for the exact "
-                    "proximal term, without runs that ended dead; mu = 0 is FedAvg.",
-                    digits=1,
-                )
-                for form in dict.fromkeys(form for _, form, _ in run.values())
-            ),
-            *over_published(alive, "FedProx", named, f"mu {PUBLISHED_MU:g}"),
-            note(__name__, "The report's proximal term seems to have had no effect"),
-        ]
-
-    return recipe(
-        scale,
-        "fedprox",
-        cells={
-            cell: experiment(scale, split, Named("fedprox", {"mu": mu}), **FORMS[form])
-            for cell, (split, form, mu) in keys.items()
-        },
-        blocks=blocks,
-    )
+            for form in dict.fromkeys(one.form for one in trials.values())
+        ),
+        *over_published(
+            alive, "FedProx", {cell: trials[cell] for cell in saturated}, f"mu {PUBLISHED_MU:g}"
+        ),
+        note(__name__, "The report's proximal term seems to have had no effect"),
+    ]
 
 
 LITERAL = "equations 4.4 to 4.6"
@@ -446,69 +429,35 @@ ONE_STEP: dict[str, Any] = {"epochs": 1, "momentum": 0.0}
 
 def liadmm(scale: Scale) -> Recipe:
     """LIADMM, section 5.4: as its equations have it, and as its figures suggest that it was run."""
-    keys: dict[str, tuple[str, Split, str]] = {}
-    for form in FORMS:
-        for split in SPLITS:
-            for reading in list(READINGS)[: scale.pick(3, 4, 7)]:
-                whole = reading if reading == LITERAL else f"ten epochs, {reading}"
-                keys[f"{split}, {whole}{f', {OURS}' * (form == OURS)}"] = (form, split, reading)
-
-    def blocks(results: Results) -> list[Block]:
-        run = {cell: key for cell, key in keys.items() if results.runs[cell]}
-        rows = [
-            (
-                cell,
-                late_published("LIADMM", split) if form == AS_PUBLISHED else None,
-                reached(results, cell),
+    trials = {}
+    for form, split in itertools.product(FORMS, SPLITS):
+        for reading in list(READINGS)[: scale.pick(3, 4, 7)]:
+            whole = reading if reading == LITERAL else f"ten epochs, {reading}"
+            rule = Named("liadmm", {"gamma": FORMS[form]["lr"], **READINGS[reading]})
+            how = {"algorithm": rule, **(ONE_STEP if reading == LITERAL else {})}
+            trials[f"{split}, {whole}{f', {OURS}' * (form == OURS)}"] = Trial(
+                split, form, reading, how, is_theirs=form == AS_PUBLISHED
             )
-            for cell, (form, split, _) in run.items()
-        ]
-        shown: dict[str, dict[Split, dict[str, str]]] = {
-            form: {
-                split: {cell: key[2] for cell, key in run.items() if key[:2] == (form, split)}
-                for split in SPLITS
-            }
-            for form in FORMS
-        }
-        return [
-            beside(
-                rows,
-                title=LATE,
-                caption="The mean over the last quarter of the rounds (61 to 80 in the report); of "
-                "runs that diverged, when they did. Those without logits have the double softmax.",
-                of="clients, reading",
-            ),
-            *over_published(results, "LIADMM", shown[AS_PUBLISHED], "the report"),
-            *(
-                curves(
-                    results,
-                    named,
-                    title=f"LIADMM, {split}, {OURS}: test accuracy",
-                    caption="The same readings with plain logits and a rate of 0.01: the test "
-                    "accuracy of the server's model after each round.",
-                )
-                for split, named in shown[OURS].items()
-                if named
-            ),
-            note(__name__, "What the failure looks like"),
-            DOUBLE_SOFTMAX,
-        ]
+    return study(scale, "liadmm", trials, _liadmm)
 
-    return recipe(
-        scale,
-        "liadmm",
-        cells={
-            cell: experiment(
-                scale,
-                split,
-                Named("liadmm", {"gamma": FORMS[form]["lr"], **READINGS[reading]}),
-                **FORMS[form],
-                **(ONE_STEP if reading == LITERAL else {}),
+
+def _liadmm(results: Results, trials: Trials) -> list[Block]:
+    saturated = {cell: trials[cell] for cell in _saturated(trials)}
+    with_logits = {cell: one for cell, one in trials.items() if one.form == OURS}
+    return [
+        late(results, "LIADMM", trials, "clients, reading"),
+        *over_published(results, "LIADMM", saturated, "the report"),
+        *(
+            curves(
+                results,
+                {cell: one.line for cell, one in with_logits.items() if one.split == split},
+                title=f"LIADMM, {split}, {OURS}: test accuracy",
             )
-            for cell, (form, split, reading) in keys.items()
-        },
-        blocks=blocks,
-    )
+            for split in SPLITS
+        ),
+        note(__name__, "What the failure looks like"),
+        DOUBLE_SOFTMAX,
+    ]
 
 
 ALGORITHMS = {
@@ -520,62 +469,33 @@ ALGORITHMS = {
 
 def fedadmm(scale: Scale) -> Recipe:
     """FedADMM: an ADMM that, with plain logits, does not fail where the report's LIADMM does."""
-    keys: dict[str, tuple[str, str, Split]] = {}
-    lines: dict[str, str] = {}
-    for form in (OURS, AS_PUBLISHED):
-        for split in SPLITS:
-            for name in list(ALGORITHMS)[: 3 if (form, split) == (OURS, "non-iid") else 2]:
-                line = name if form == OURS else f"{name}, {form}"
-                keys[f"{line}, {split}"] = (name, form, split)
-                lines[f"{line}, {split}"] = line
-
-    def blocks(results: Results) -> list[Block]:
-        alive = living(results)
-        run = {cell: key for cell, key in keys.items() if results.runs[cell]}
-        rows = [
-            (
-                cell,
-                late_published("LIADMM", split) if name != "FedAvg" else None,
-                alive.late(cell),
+    trials = {}
+    for form, split in itertools.product((OURS, AS_PUBLISHED), SPLITS):
+        for name in list(ALGORITHMS)[: 3 if (form, split) == (OURS, "non-iid") else 2]:
+            line = name if form == OURS else f"{name}, {form}"
+            trials[f"{line}, {split}"] = Trial(
+                split, form, line, {"algorithm": ALGORITHMS[name]}, is_theirs=name != "FedAvg"
             )
-            for cell, (name, _, split) in run.items()
-        ]
-        return [
-            beside(
-                rows,
-                title=LATE,
-                caption="Published: the report's LIADMM. The mean over the last quarter of the "
-                "rounds (61 to 80 in the report). Runs that ended dead are left out.",
-                of="algorithm, clients",
-            ),
-            dead_runs(results, [cell for cell, key in run.items() if AS_PUBLISHED in key]),
-            *(
-                curves(
-                    alive,
-                    {cell: lines[cell] for cell, key in run.items() if key[2] == split},
-                    title=f"{split} clients: test accuracy",
-                    caption="Accuracy on the test images after each round, with plain logits "
-                    "unless a line says otherwise.",
-                )
-                for split in SPLITS
-            ),
-            Table(
-                title="How much the accuracy swings",
-                caption="The standard deviation of test accuracy over the last quarter of the "
-                "rounds within a run, in points.",
-                header=("algorithm, clients", "swing"),
-                rows=[[cell, f"{100 * alive.swing(cell):.2f}"] for cell in run],
-            ),
-            note(__name__, "What is different from LIADMM"),
-        ]
+    return study(scale, "fedadmm", trials, _fedadmm, ours=True)
 
-    return recipe(
-        scale,
-        "fedadmm",
-        cells={
-            cell: experiment(scale, split, ALGORITHMS[name], **FORMS[form])
-            for cell, (name, form, split) in keys.items()
-        },
-        blocks=blocks,
-        ours=True,
-    )
+
+def _fedadmm(results: Results, trials: Trials) -> list[Block]:
+    alive = living(results)
+    return [
+        late(alive, "LIADMM", trials, "algorithm, clients"),
+        dead_runs(results, _saturated(trials)),
+        *(
+            curves(
+                alive,
+                {cell: one.line for cell, one in trials.items() if one.split == split},
+                title=f"{split} clients: test accuracy",
+            )
+            for split in SPLITS
+        ),
+        Table(
+            title="How much the accuracy swings",
+            header=("algorithm, clients", "swing"),
+            rows=[[cell, f"{100 * alive.swing(cell):.2f}"] for cell in trials],
+        ),
+        note(__name__, "What is different from LIADMM"),
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedlens.config.experiment import Experiment, Named
@@ -19,8 +20,8 @@ ABOUT_TRAINING = ("H1", "H3", "H4")
 class Hypothesis(NamedTuple):
     short: str  # in a legend
     says: str
-    liadmm: dict[str, Any]  # changed options of the algorithm
-    setting: dict[str, Any]  # changed settings of the experiment
+    liadmm: Mapping[str, Any] = {}  # changed options of the algorithm
+    setting: Mapping[str, Any] = {}  # changed settings of the experiment
 
 
 HYPOTHESES = {
@@ -28,13 +29,11 @@ HYPOTHESES = {
         "dual in every step",
         "the dual is subtracted in every step, not once a round",
         {"local": "training", "dual": "step"},
-        {},
     ),
     "H2": Hypothesis(
         "double softmax",
         "a double softmax gives no gradient back once the net is saturated",
-        {},
-        {"loss": "double_softmax"},
+        setting={"loss": "double_softmax"},
     ),
     "H3": Hypothesis(
         "ten epochs",
@@ -52,72 +51,48 @@ HYPOTHESES = {
         "dual counts a tenth",
         "the dual counts a tenth of the primal in the mean (1/m against 1/C)",
         {"dual_weight": 0.1},
-        {},
     ),
     "H6": Hypothesis(
-        "cohort averaged",
-        "only the round's clients are averaged",
-        {"average": "sampled"},
-        {},
+        "cohort averaged", "only the round's clients are averaged", {"average": "sampled"}
     ),
 }
+ALONE = {BASE: (), CONTROL: (), **{f"{h} alone": (h,) for h in HYPOTHESES}, ALL: (*HYPOTHESES,)}
+REST = {f"all but {h}": tuple(other for other in HYPOTHESES if other != h) for h in HYPOTHESES}
+"""The hypotheses that are switched on, by the first words of a cell."""
 
 
 def why_liadmm_fails(scale: Scale) -> Recipe:
-    cells = {
-        f"{BASE}, non-iid": _cell(scale, "non-iid", ()),
-        f"{CONTROL}, non-iid": _cell(scale, "non-iid", (), local="training"),
-    }
-    cells |= {f"{h} alone, non-iid": _cell(scale, "non-iid", (h,)) for h in HYPOTHESES}
-    cells[f"{ALL}, non-iid"] = _cell(scale, "non-iid", tuple(HYPOTHESES))
-    cells |= {
-        f"{BASE}, iid": _cell(scale, "iid", ()),
-        f"{CONTROL}, iid": _cell(scale, "iid", (), local="training"),
-        f"{ALL}, iid": _cell(scale, "iid", tuple(HYPOTHESES)),
-    }
+    wanted: list[tuple[str, Split]] = [(name, "non-iid") for name in ALONE]
+    wanted += [(name, "iid") for name in (BASE, CONTROL, ALL)]
     if scale.name != "small":
         for h in HYPOTHESES:
-            cells[f"{h} alone, iid"] = _cell(scale, "iid", (h,))
-            rest = tuple(other for other in HYPOTHESES if other != h)
-            for split in SPLITS:
-                cells[f"all but {h}, {split}"] = _cell(scale, split, rest)
+            wanted += [(f"{h} alone", "iid"), *((f"all but {h}", split) for split in SPLITS)]
+    cells = {f"{name}, {split}": _cell(scale, split, name) for name, split in wanted}
     return recipe(scale, "why-liadmm-fails", cells=cells, blocks=blocks, ours=True)
 
 
-def _cell(scale: Scale, split: Split, switched: tuple[str, ...], **liadmm: Any) -> Experiment:
+def _cell(scale: Scale, split: Split, name: str) -> Experiment:
     """LIADMM as printed (logits, no momentum, one pass where it trains), with hypotheses on."""
-    options: dict[str, Any] = {"gamma": 0.05, **liadmm}
+    options: dict[str, Any] = {"gamma": 0.05, **({"local": "training"} if name == CONTROL else {})}
     setting: dict[str, Any] = {"loss": "cross_entropy", "momentum": 0.0, "epochs": 1}
-    for h in switched:
+    for h in (ALONE | REST)[name]:
         options |= HYPOTHESES[h].liadmm
         setting |= HYPOTHESES[h].setting
     return experiment(scale, split, Named("liadmm", options), **setting)
 
 
 def blocks(results: Results) -> list[Block]:
-    alone = [BASE, CONTROL, *(f"{h} alone" for h in HYPOTHESES), ALL]
-    said = {h: one.says for h, one in HYPOTHESES.items()} | {CONTROL: "no momentum, dual once"}
+    said = {f"{h} alone": one.says for h, one in HYPOTHESES.items()}
+    said[CONTROL] = "no momentum, dual once"
     rows = []
-    for name in alone:
-        h = name.removesuffix(" alone")
-        rows.append(
-            [
-                name,
-                said.get(h, ""),
-                outcome(results, f"{name}, iid"),
-                outcome(results, f"{name}, non-iid"),
-                outcome(results, f"all but {h}, iid"),
-                outcome(results, f"all but {h}, non-iid"),
-            ]
-        )
+    for name in ALONE:
+        runs = name, f"all but {name.removesuffix(' alone')}"
+        ends = [outcome(results, f"{run}, {split}") for run in runs for split in SPLITS]
+        rows.append([name, said.get(name, ""), *ends])
     return [
         Table(
             title="Six hypotheses",
             name="hypotheses",
-            caption="Test accuracy in %, the mean over the last quarter of the rounds, or what "
-            "became of the runs. Each hypothesis alone is added to LIADMM as printed: plain "
-            "logits, no momentum, one full-batch step a round (or one epoch of SGD, where the "
-            "hypothesis is about training), all clients' last words averaged.",
             header=(
                 *("switched on", "what it says", "iid", "non-iid"),
                 *("iid, all six but it", "non-iid, all six but it"),
@@ -126,10 +101,8 @@ def blocks(results: Results) -> list[Block]:
         ),
         curves(
             results,
-            {f"{name}, non-iid": _in_legend(name) for name in alone},
+            {f"{name}, non-iid": _in_legend(name) for name in ALONE},
             title="Test accuracy with two classes a client",
-            caption="Each hypothesis switched on alone, the printed equations, the control, and "
-            "all six.",
         ),
         Text(title="What these runs say", paragraphs=_verdict(results)),
         note(__name__, "How to read it"),
