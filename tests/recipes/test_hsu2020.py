@@ -90,7 +90,7 @@ def test_a_mean_over_some_of_the_seeds_says_so():
 
     runs: Any = {"FedAvg": [run((1, 2, 3)), run((1, 2)), run((1, 2, 3))]}
     rows = {("", Method("FedAvg")): (31.3, 39.7, 43.9)}
-    table = at_budgets(Results(Scale("smoke"), runs), rows, of=("method",), title="at rounds")
+    table = at_budgets(Results(Scale("smoke"), runs), rows, of=("method",))
     assert [row[2::2] for row in table.rows] == [
         ["50.0 ± 0.0", "50.0 ± 0.0", "50.0 ± 0.0 (2 of 3)"]
     ]

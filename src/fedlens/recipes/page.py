@@ -195,6 +195,11 @@ def note(module: str, title: str, **values: str) -> Text:
     return Text(title=title.split(" / ")[-1], paragraphs=[*map(_joined, said)])
 
 
+def sentences(module: str, *titles: str) -> str:
+    """The words of sections of notes.md, as one paragraph."""
+    return " ".join(_joined(_notes(module)[title]) for title in titles)
+
+
 @cache
 def _notes(module: str) -> Mapping[str, str]:
     """The text of each section of the notes beside a module, by title."""

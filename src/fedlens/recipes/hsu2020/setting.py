@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.data.augment import Augment
-from fedlens.recipes.page import mean_of, told
+from fedlens.recipes.page import mean_of, sentences, told
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Table
 from fedlens.runs.budgets import at_batches, at_rounds
@@ -25,14 +25,15 @@ BASES: dict[str, tuple[Named, ...]] = {
     "FedAvg": (),
     "FedAvgM": (Named("fedavgm", {"momentum": 0.9}),),
 }
-BUDGETS = ("1k", "2.5k", "5k")  # rounds at which the paper reports
+Budget = Literal["rounds", "batches"]
+BUDGETS: dict[Budget, tuple[str, ...]] = {  # at which the paper reports
+    "rounds": ("1k", "2.5k", "5k"),
+    "batches": ("10k", "25k", "50k"),
+}
 GOALS = (10, 50, 100)  # report goals: clients per round
 STEPS = 4  # of a virtual client: 256 examples in batches of 64
-EPOCHS = 50  # of centralised training
-OUR_EPOCHS = (
-    f"How long centralised training lasts is ours, {EPOCHS} epochs at the paper's scale: it says "
-    "only that its configuration is the same."
-)
+EPOCHS = 50  # of centralised training at the paper's scale
+OUR_EPOCHS = sentences(__name__, "Centralised training")  # says that number
 
 
 class Method(NamedTuple):
@@ -93,28 +94,28 @@ def population(scale: Scale, which: Which) -> Population:
     name = NAMES[which]
     if scale.name == "paper" and scale.has(name.lower()):
         weights = scale.weights("mobilenet_v2")
-        norm = {} if weights else {"norm": "group"}
-        size = 224 if which == "landmarks" else 299
-        bottleneck = {"bottleneck": 64} if which == "landmarks" else {}
+        size, bottleneck = (224, {"bottleneck": 64}) if which == "landmarks" else (299, {})
         return Population(
             name,
             name,
             Named(name.lower(), {"size": size}),
-            Named("mobilenetv2", norm | bottleneck),
+            Named("mobilenetv2", bottleneck if weights else {"norm": "group", **bottleneck}),
             augment=Augment(resized=0.08, flip=True),
             weights=weights,
             norm="frozen" if weights else "shared",
         )
-    standing = "cifar10" if which == "geo" else "femnist"
-    used = scale.dataset(standing)
+    used = scale.dataset("cifar10" if which == "geo" else "femnist")
     if used == "femnist":
         model = scale.pick(Named("linear"), Named("lenet5"), Named("mcmahan-cnn"))
         return Population(name, "FEMNIST by writer", Named(used), model)
     model = scale.pick(Named("linear"), Named("simple-cnn"), Named("hsu-cnn"))
-    count = scale.pick(20, 50, 135)
-    spread = Named("dirichlet-per-class", {"alpha": 0.3, "min_size": 16})
     words = "imbalanced CIFAR-10" if used == "cifar10" else "imbalanced embedded images"
-    return Population(name, words, Named(used), model, spread, count)
+    count = scale.pick(20, 50, 135)
+    return Population(name, words, Named(used), model, imbalanced(0.3), count)
+
+
+def imbalanced(alpha: float) -> Named:
+    return Named("dirichlet-per-class", {"alpha": alpha, "min_size": 16})
 
 
 GEO = ("iNaturalist-Geo-30k", "iNaturalist-Geo-3k", "iNaturalist-Geo-1k", "iNaturalist-Geo-100")
@@ -125,13 +126,7 @@ def partitionings(scale: Scale) -> dict[str, Population]:
     """Populations, from similar to dissimilar clients."""
     geo = population(scale, "geo")
     if geo.is_stand_in:
-        spread = {"min_size": 16}
-        return {
-            f"α {alpha:g}": replace(
-                geo, partition=Named("dirichlet-per-class", {"alpha": alpha, **spread})
-            )
-            for alpha in ALPHAS
-        }
+        return {f"α {alpha:g}": replace(geo, partition=imbalanced(alpha)) for alpha in ALPHAS}
     return {
         name: replace(geo, name=name, used=name, dataset=Named(name.lower(), {"size": 299}))
         for name in GEO
@@ -146,24 +141,11 @@ def stand_in(*populations: Population) -> str:
         for one in populations
         if one.is_stand_in
     ]
-    if words:
-        words.append("Numbers on other data cannot be compared with the published ones.")
-    for one in populations:
-        if not one.is_stand_in:
-            words.append(
-                "MobileNetV2 keeps BatchNorm, frozen, with the ImageNet weights found here: those "
-                "do not fit GroupNorm."
-                if one.weights
-                else "MobileNetV2 has GroupNorm and is trained from scratch: put torchvision's "
-                "mobilenet_v2-*.pth into the folder of the data sets to start from ImageNet."
-            )
-            words.append(
-                "Images were made square before their random parts are taken, since a store holds "
-                "images of one size: parts of a 4:3 image are stretched by up to a third more than "
-                "the paper's."
-            )
-            break
-    return " ".join(words)
+    sections = ["On other data"] if words else []
+    weights = [one.weights for one in populations if not one.is_stand_in]
+    if weights:
+        sections += ["With weights" if weights[0] else "Without weights", "Square images"]
+    return " ".join([*words, sentences(__name__, *sections)]).strip()
 
 
 def is_other_data(*populations: Population) -> bool:
@@ -204,10 +186,6 @@ def goals(scale: Scale, *paper: int) -> tuple[int, ...]:
     return paper if scale.name == "paper" or len(paper) < 3 else paper[:-1]
 
 
-def _batch_size(scale: Scale) -> int:
-    return scale.pick(16, 32, 64)
-
-
 def experiment(
     scale: Scale,
     clients: Population,
@@ -217,9 +195,11 @@ def experiment(
     layers: int | None = None,
 ) -> Experiment:
     """One run of `last` rounds; with `layers`, only that many last layers are trained."""
-    virtual = Named("fedvc", {"size": STEPS * _batch_size(scale)})  # four steps, as in the paper
+    batch_size, epochs = scale.pick(16, 32, 64), 1
+    virtual = Named("fedvc", {"size": STEPS * batch_size})  # four steps, as in the paper
     added = [*[virtual] * method.vc, *[Named("fedir")] * method.ir]
-    landmarks = clients.name == NAMES["landmarks"]
+    if clients.name == NAMES["landmarks"]:
+        batch_size, epochs = scale.pick((16, 1), (32, 2), (32, 5))
     last = last or rounds(scale)[-1]
     return Experiment(
         dataset=clients.dataset,
@@ -237,8 +217,8 @@ def experiment(
             partition=clients.partition,
         ),
         local=LocalTraining(
-            epochs=scale.pick(1, 2, 5) if landmarks else 1,
-            batch_size=scale.pick(16, 32, 32) if landmarks else _batch_size(scale),
+            epochs=epochs,
+            batch_size=batch_size,
             lr=scale.pick(0.05, 0.05, 0.01) if clients.is_stand_in else 0.01,
             weight_decay=4e-5,
         ),
@@ -263,11 +243,12 @@ def recipe(
     scale: Scale, clients: Sequence[Which], item: str, *, more: str = "", **parts: Any
 ) -> Recipe:
     """The recipe of an item about these clients; `more` is added to what stands in for them."""
-    who = [population(scale, which) for which in clients]
+    who = {which: population(scale, which) for which in clients}
+    called: dict[str, str] = {which: one.called for which, one in who.items()}
     return Recipe(
-        *told(__name__, item, epochs=OUR_EPOCHS),
-        stand_in=f"{stand_in(*who)} {more}".strip(),
-        other_data=is_other_data(*who),
+        *told(__name__, item, epochs=OUR_EPOCHS, **called),
+        stand_in=f"{stand_in(*who.values())} {more}".strip(),
+        other_data=is_other_data(*who.values()),
         **{"seeds": range(scale.pick(1, 1, 3)), **parts},
     )
 
@@ -277,55 +258,41 @@ def at_budgets(
     rows: Mapping[tuple[Any, Method], Sequence[float]],
     *,
     of: Sequence[str],
-    title: str,
-    caption: str = "",
-    by: Literal["round", "batch"] = "round",
+    by: Budget = "rounds",
     called: Mapping[Any, str] | None = None,
+    about: str = "",
 ) -> Table:
     """Accuracy at fixed numbers of rounds or batches, published in percent and ours side by side.
 
     A row begins with the columns `of`. That of `clients` is what the first words of its cell are
-    `called`, the others say what its method is.
+    `called`, the others say what its method is. `about` ends the title.
     """
-    scale = results.scale
-    is_published = any(rows.values())
-    ours = rounds(scale) if by == "round" else batches(scale)
-    theirs = BUDGETS if by == "round" else ("10k", "25k", "50k")
+    scale, is_published, header = results.scale, any(rows.values()), list(of)
+    budgets = rounds(scale) if by == "rounds" else batches(scale)
+    for name, budget in zip(BUDGETS[by], budgets, strict=True):
+        header += [f"published @{name}", f"ours @{budget:,}"] if is_published else [f"@{budget:,}"]
     body: list[list[str]] = []
     fewer: dict[str, None] = {}  # means over fewer runs than there are, as "2 of 3"
     for (first, method), published in rows.items():
         line = [method.says(c, scale) if c != "clients" else (called or {})[first] for c in of]
-        for place, budget in enumerate(ours):
+        for place, budget in enumerate(budgets):
             mean = at_budget(results, method.cell(first), budget, by)
-            number = said(mean)
+            number = mean_of(mean, 1)
             if mean is not None and mean.seeds < mean.runs:
                 fewer[some := f"{mean.seeds} of {mean.runs}"] = None
                 number += f" ({some})"
             line += [f"{published[place]:.1f}", number] if is_published else [number]
         body.append(line)
-    header = list(of)
-    for name, budget in zip(theirs, ours, strict=True):
-        header += [f"published @{name}", f"ours @{budget:,}"] if is_published else [f"@{budget:,}"]
-    caption = caption or f"Test accuracy in %, at numbers of {by}{'es' if by == 'batch' else 's'}."
-    if fewer:
-        caption += f" {', '.join(fewer)}: this many of the runs got that far."
     return Table(
-        title=title,
-        caption=caption,
+        title=f"Accuracy at {by}{about}",
+        caption=f"{', '.join(fewer)}: this many of the runs got that far." if fewer else "",
         header=header,
         rows=body,
         published=frozenset(range(len(of), len(header), 2) if is_published else ()),
     )
 
 
-def at_budget(
-    results: Results, cell: str, budget: int, by: Literal["round", "batch"] = "round"
-) -> Measured | None:
+def at_budget(results: Results, cell: str, budget: int, by: Budget = "rounds") -> Measured | None:
     """The test accuracy of a cell at a number of rounds or batches."""
-    find = at_rounds if by == "round" else at_batches
+    find = at_rounds if by == "rounds" else at_batches
     return Measured.of([find(run.rounds, [budget])[budget] for run in results.runs[cell]])
-
-
-def said(found: Measured | None) -> str:
-    """A fraction in percent, with its spread."""
-    return mean_of(found, 1)

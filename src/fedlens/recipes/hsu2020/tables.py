@@ -16,6 +16,7 @@ from fedlens.recipes.hsu2020.setting import (
     GOALS,
     NAMES,
     STEPS,
+    Budget,
     Method,
     Population,
     Which,
@@ -31,9 +32,8 @@ from fedlens.recipes.hsu2020.setting import (
     population,
     recipe,
     rounds,
-    said,
 )
-from fedlens.recipes.page import ahead, bars, beside, curves, note
+from fedlens.recipes.page import ahead, bars, beside, curves, mean_of, note
 from fedlens.recipes.recipe import EMBEDDED, FROM_CELL, Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Curves, Line, Series, Table, Text
 from fedlens.report.numbers import NONE
@@ -120,9 +120,8 @@ def _cells_of_table2(scale: Scale) -> Cells:
 
 def table2(scale: Scale) -> Recipe:
     """Table 2: federated virtual clients on iNaturalist, by rounds and by batches."""
-    return recipe(
-        scale, PLACES, "table2", cells=_cells_of_table2(scale) | _bounds(scale), blocks=_table2
-    )
+    cells = _cells_of_table2(scale) | _bounds(scale)
+    return recipe(scale, PLACES, "table2", cells=cells, blocks=_table2)
 
 
 def _table2(results: Results) -> list[Block]:
@@ -130,12 +129,14 @@ def _table2(results: Results) -> list[Block]:
     called = {which: one.called for which, one in clients.items()}
     budget = batches(results.scale)[-1]
 
-    def table(place: int, **told: Any) -> Table:
+    def table(by: Budget, place: int) -> Table:
         rows = {key: published[place] for key, published in TABLE2.items()}
-        return at_budgets(results, rows, of=("clients", "method", "FedVC"), called=called, **told)
+        of = ("clients", "method", "FedVC")
+        return at_budgets(results, rows, of=of, by=by, called=called)
 
     def reached(which: Which, base: str, vc: bool) -> str:
-        return said(at_budget(results, Method(base, vc).cell(which), budget, "batch"))
+        found = at_budget(results, Method(base, vc).cell(which), budget, "batches")
+        return mean_of(found, 1)
 
     gains = [
         f"{called[which]}, {base}: {reached(which, base, True)}% with, "
@@ -143,32 +144,22 @@ def _table2(results: Results) -> list[Block]:
         for which in PLACES
         for base in BASES
     ]
+    bounds = {which: (called[which], CENTRALISED) for which in PLACES}
     return [
-        table(0, title="Accuracy at rounds"),
-        table(1, title="Accuracy at batches", by="batch"),
-        _centralised(
-            results,
-            {which: (called[which], CENTRALISED) for which in PLACES},
-            "clients",
-            *clients.values(),
-        ),
+        table("rounds", 0),
+        table("batches", 1),
+        _centralised(results, bounds, "clients", *clients.values()),
         note(__name__, "Reading it", budget=f"{budget:,}", gains="; ".join(gains)),
     ]
 
 
 def figure6(scale: Scale) -> Recipe:
     """Figure 6: learning with virtual clients, and accuracy against EMD over partitionings."""
-    by_emd: Cells = {}
+    cells = _cells_of_table2(scale) | _bounds(scale)
     for name, clients in partitionings(scale).items():
         methods = [Method(base, vc=True) for base in BASES]
-        by_emd |= _cells(scale, clients, methods, name, last=rounds(scale)[1])
-    return recipe(
-        scale,
-        PLACES,
-        "figure6",
-        cells=_cells_of_table2(scale) | _bounds(scale) | by_emd,
-        blocks=_figure6,
-    )
+        cells |= _cells(scale, clients, methods, name, last=rounds(scale)[1])
+    return recipe(scale, PLACES, "figure6", cells=cells, blocks=_figure6)
 
 
 def _figure6(results: Results) -> list[Block]:
@@ -199,7 +190,6 @@ def _figure6(results: Results) -> list[Block]:
                 results,
                 {m.cell(which): m.cell() for clients, m in TABLE2 if clients == which},
                 title=f"{population(results.scale, which).used}: test accuracy",
-                caption="Accuracy on the test images, with and without virtual clients.",
             )
             for which in PLACES
         ),
@@ -217,7 +207,6 @@ def _figure6(results: Results) -> list[Block]:
         beside(
             [(place, EMD.get(place), Measured.of(emd[:1])) for place, emd in emds.items()],
             title="Mean EMD",
-            caption="The paper prints that of the users.",
             of="partitioning",
             percent=False,
             compared=not population(results.scale, "user").is_stand_in,
@@ -233,41 +222,25 @@ def composed(scale: Scale) -> Recipe:
     cells: Cells = {}
     for which in PLACES:
         cells |= _cells(scale, population(scale, which), COMPOSED, which)
-    return recipe(
-        scale, PLACES, "composed", cells=cells | _bounds(scale), blocks=_composed, ours=True
-    )
+    cells |= _bounds(scale)
+    return recipe(scale, PLACES, "composed", cells=cells, blocks=_composed, ours=True)
 
 
 def _composed(results: Results) -> list[Block]:
     names = {which: population(results.scale, which).used for which in PLACES}
-    gains = [
-        (method.cell(which), f"{which}, {method.base}")
-        for which in PLACES
-        for method in COMPOSED
-        if method.vc or method.ir
-    ]
     rows = {(which, method): () for which in PLACES for method in COMPOSED}
+    gains = [(m.cell(which), f"{which}, {m.base}") for which, m in rows if m.vc or m.ir]
     of = ("clients", "method", "FedVC", "FedIR")
+    budgets: tuple[Budget, ...] = ("rounds", "batches")
     return [
         ahead(results, gains, title="What each brings, after the last round"),
-        at_budgets(results, rows, of=of, called=names, title="Accuracy at rounds"),
-        at_budgets(
-            results,
-            rows,
-            of=of,
-            called=names,
-            title="Accuracy at batches",
-            by="batch",
-            caption="Test accuracy in %, when each round's largest client has taken this many "
-            "batches in all. – stands where a run had not spent as many.",
-        ),
+        *(at_budgets(results, rows, of=of, by=by, called=names) for by in budgets),
         _centralised(results, {which: (names[which], None) for which in PLACES}, "clients"),
         *(
             curves(
                 results,
                 {method.cell(which): method.cell() for method in COMPOSED},
                 title=f"{names[which]}: test accuracy by round",
-                caption="Accuracy on the test images.",
             )
             for which in PLACES
         ),
@@ -291,38 +264,24 @@ def table3(scale: Scale) -> Recipe:
     """Table 3: the iNaturalist-User-120k benchmark."""
     clients = population(scale, "user")
     cells = _cells(scale, clients, TABLE3, virtual=True)
-    return recipe(
-        scale,
-        ["user"],
-        "table3",
-        cells=cells | {"centralised": centralised(scale, clients)},
-        blocks=_table3,
-    )
+    cells["centralised"] = centralised(scale, clients)
+    return recipe(scale, ["user"], "table3", cells=cells, blocks=_table3)
 
 
 def _by_goal(
-    results: Results, which: Which, published: Mapping[Method, Sequence[float]], first: str = ""
+    results: Results, published: Mapping[Method, Sequence[float]], first: str = ""
 ) -> Table:
-    return at_budgets(
-        results,
-        {(first, method): theirs for method, theirs in published.items()},
-        of=("method", "FedIR", "K"),
-        title=f"Accuracy at rounds, {first}" if first else "Accuracy at rounds",
-        caption=f"Test accuracy in % on {population(results.scale, which).called}.",
-    )
+    rows = {(first, method): theirs for method, theirs in published.items()}
+    about = f", {first}" if first else ""
+    return at_budgets(results, rows, of=("method", "FedIR", "K"), about=about)
 
 
 def _table3(results: Results) -> list[Block]:
     clients = population(results.scale, "user")
     return [
-        _by_goal(results, "user", TABLE3),
+        _by_goal(results, TABLE3),
         _centralised(results, {"": (clients.called, CENTRALISED)}, "clients", clients),
-        curves(
-            results,
-            [method.cell() for method in TABLE3],
-            title="Test accuracy by round",
-            caption="Accuracy on the test images, all with virtual clients.",
-        ),
+        curves(results, [method.cell() for method in TABLE3], title="Test accuracy by round"),
     ]
 
 
@@ -358,108 +317,72 @@ def _cells_of_table4(scale: Scale, *trained: str) -> Cells:
 
 def table4(scale: Scale) -> Recipe:
     """Table 4: the Landmarks-User-160k benchmark, two layers and all layers."""
-    clients = population(scale, "landmarks")
-    return recipe(
-        scale,
-        ["landmarks"],
-        "table4",
-        cells=_cells_of_table4(scale, *LAYERS)
-        | {f"{name}, centralised": centralised(scale, clients, n) for name, n in LAYERS.items()},
-        blocks=_table4,
-    )
+    clients, cells = population(scale, "landmarks"), _cells_of_table4(scale, *LAYERS)
+    cells |= {f"{name}, centralised": centralised(scale, clients, n) for name, n in LAYERS.items()}
+    return recipe(scale, ["landmarks"], "table4", cells=cells, blocks=_table4)
 
 
 def _table4(results: Results) -> list[Block]:
+    chosen, clients = _chosen(results.scale), population(results.scale, "landmarks")
+    bounds = {layers: (layers, theirs) for layers, theirs in CENTRALISED_LANDMARKS.items()}
     return [
         *(
-            _by_goal(
-                results,
-                "landmarks",
-                {method: TABLE4[method][place] for method in _chosen(results.scale)},
-                layers,
-            )
+            _by_goal(results, {method: TABLE4[method][place] for method in chosen}, layers)
             for place, layers in enumerate(LAYERS)
         ),
-        _centralised(
-            results,
-            {layers: (layers, theirs) for layers, theirs in CENTRALISED_LANDMARKS.items()},
-            "trained",
-            population(results.scale, "landmarks"),
-        ),
+        _centralised(results, bounds, "trained", clients),
     ]
 
 
 def figure5(scale: Scale) -> Recipe:
     """Figure 5: base methods with and without FedIR, at 2.5k rounds."""
-    users = _cells(scale, population(scale, "user"), TABLE3, "iNaturalist", virtual=True)
+    cells = _cells(scale, population(scale, "user"), TABLE3, "iNaturalist", virtual=True)
     landmarks = _cells_of_table4(scale, *LAYERS)
-    return recipe(
-        scale,
-        ("user", "landmarks"),
-        "figure5",
-        cells=users | {f"Landmarks, {cell}": one for cell, one in landmarks.items()},
-        blocks=_figure5,
-    )
+    cells |= {f"Landmarks, {cell}": one for cell, one in landmarks.items()}
+    return recipe(scale, ("user", "landmarks"), "figure5", cells=cells, blocks=_figure5)
 
 
 def _figure5(results: Results) -> list[Block]:
     middle = 1  # index of 2.5k in the three numbers of rounds of the tables
     budget = rounds(results.scale)[middle]
-    charts: list[tuple[str, str, dict[Method, float]]] = [
-        (
-            "iNaturalist, virtual clients",
-            "iNaturalist",
-            {method: numbers[middle] for method, numbers in TABLE3.items()},
-        )
-    ]
+    charts = {"iNaturalist": {method: numbers[middle] for method, numbers in TABLE3.items()}}
     for place, layers in enumerate(LAYERS):
-        first = f"Landmarks, {layers}"
         theirs = {method: numbers[place][middle] for method, numbers in TABLE4.items()}
-        charts.append((first, first, theirs))
+        charts[f"Landmarks, {layers}"] = theirs
     blocks: list[Block] = []
-    for title, first, theirs in charts:
+    for first, theirs in charts.items():
         plain = [m for m in theirs if not m.ir and results.runs[m.cell(first)]]
         both = {"without": plain, "with": [method._replace(ir=True) for method in plain]}
-        blocks.append(
-            bars(
-                [f"{m.base}, K {goal(results.scale, m.goal)}" for m in plain],
-                {
-                    f"{how} FedIR": [at_budget(results, m.cell(first), budget) for m in methods]
-                    for how, methods in both.items()
-                },
-                *(
-                    Series(f"published, {how}", [theirs[m] / 100 for m in methods], hollow=True)
-                    for how, methods in both.items()
-                ),
-                title=f"{title}, at {budget:,} rounds",
-                caption="Test accuracy without and with FedIR. Hollow: published, at 2.5k rounds.",
-                digits=1,
-            )
-        )
+        ours = {
+            f"{how} FedIR": [at_budget(results, m.cell(first), budget) for m in methods]
+            for how, methods in both.items()
+        }
+        published = [
+            Series(f"published, {how}", [theirs[m] / 100 for m in methods], hollow=True)
+            for how, methods in both.items()
+        ]
+        groups = [f"{m.base}, K {goal(results.scale, m.goal)}" for m in plain]
+        virtual = ", virtual clients" if first == "iNaturalist" else ""
+        title = f"{first}{virtual}, at {budget:,} rounds"
+        blocks.append(bars(groups, ours, *published, title=title, digits=1))
     return blocks
 
 
 def figure7(scale: Scale) -> Recipe:
     """Figure 7: Landmarks-User-160k learning curves, the last two layers."""
+    cells = _cells_of_table4(scale, "two layers")
+    return recipe(scale, ["landmarks"], "figure7", cells=cells, blocks=_figure7)
 
-    def blocks(results: Results) -> list[Block]:
-        return [
-            curves(
-                results,
-                {
-                    method.cell("two layers"): method._replace(goal=0).cell()
-                    for method in TABLE4
-                    if method.goal == k
-                },
-                title=f"K = {goal(results.scale, k)}: test accuracy",
-                caption="Accuracy on the test images while the last two layers are trained.",
-            )
-            for k in goals(results.scale, *GOALS)
-        ]
 
-    return recipe(
-        scale, ["landmarks"], "figure7", cells=_cells_of_table4(scale, "two layers"), blocks=blocks
-    )
+def _figure7(results: Results) -> list[Block]:
+    return [
+        curves(
+            results,
+            {m.cell("two layers"): m._replace(goal=0).cell() for m in TABLE4 if m.goal == k},
+            title=f"K = {goal(results.scale, k)}: test accuracy",
+        )
+        for k in goals(results.scale, *GOALS)
+    ]
 
 
 STARTS = {"pretrained": 0.579, "scratch": 0.514}  # centralised training from each
@@ -524,15 +447,14 @@ def table5(scale: Scale) -> Recipe:
 
 
 def _table5(results: Results) -> list[Block]:
-    rows: list[list[str]] = []
-    for (start, method), published in TABLE5.items():
-        line = [method.base, start, method.says("K", results.scale)]
-        for share, theirs in zip(SHARES, published, strict=True):
-            line += [theirs, _rounds_to(results, start, method, share)]
-        rows.append(line)
     header = ["method", "start", "K"]
     for share in SHARES:
         header += [f"published @{share}%", f"ours @{share}%"]
+    rows: list[list[str]] = []
+    for (start, method), published in TABLE5.items():
+        rows.append([method.base, start, method.says("K", results.scale)])
+        for share, theirs in zip(SHARES, published, strict=True):
+            rows[-1] += [theirs, _rounds_to(results, start, method, share)]
     words = []
     for base in BASES:
         method = Method(base, goal=10)
@@ -543,8 +465,6 @@ def _table5(results: Results) -> list[Block]:
     return [
         Table(
             title="Rounds to reach a relative accuracy",
-            caption="The first evaluated round in which the test accuracy was so much of that of "
-            "centralised training from the same start, and how many times that of 10% it is.",
             header=header,
             rows=rows,
             published=frozenset(range(3, len(header), 2)),
@@ -575,16 +495,14 @@ def _figure9(results: Results) -> list[Block]:
     shown: list[Block] = [_bounds_of_starts(results)]
     for start in _starts(results):
         whole, lines = results.final(f"{start}, centralised"), []
+        best = whole.mean if whole and whole.mean else 1.0
         for method in (method for of, method in TABLE5 if of == start):
             for run in results.runs[method.cell(start)][:1]:
                 at, values = run.curve("test_accuracy")
-                best = whole.mean if whole and whole.mean else 1.0
                 lines.append(Line(method.cell(), at, [value / best for value in values]))
         shown.append(
             Curves(
                 title=f"{start}: relative accuracy",
-                caption="Test accuracy divided by that of centralised training from the same "
-                "start.",
                 lines=lines,
                 y_label="relative accuracy",
                 percent=True,
