@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -16,7 +17,8 @@ from typing import Any, NamedTuple
 
 from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.data.augment import Augment
-from fedlens.recipes.recipe import Results, Scale
+from fedlens.recipes.page import sentences, told
+from fedlens.recipes.recipe import Recipe, Results, Scale
 
 ALPHAS = {
     "cifar10": (100.0, 10.0, 1.0, 0.5, 0.2, 0.1, 0.05, 0.0),
@@ -24,7 +26,7 @@ ALPHAS = {
 }
 ROUNDS = {"cifar10": 10_000, "cifar100": 20_000}
 ACCURACY = {"cifar10": 0.8616, "cifar100": 0.5521}  # of centralised training
-EPOCHS = 100  # of centralised training: our choice, the paper does not say
+EPOCHS = 100  # of centralised training: our choice, see notes.md
 NO_POINT = "Such a run has no point in the figure."  # a run that diverged
 EMD = {  # weighted mean EMD of the splits that the authors released
     "cifar10": {100.0: 0.2550, 1.0: 1.4386, 0.5: 1.5616, 0.1: 1.7434, 0.05: 1.7519, 0.0: 1.8},
@@ -79,21 +81,18 @@ def grid(scale: Scale) -> list[Setting]:
 
 @cache
 def _chosen() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = json.loads(
-        (files("fedlens.recipes.hsu2020") / CHOSEN).read_text(encoding="utf-8")
-    )
-    return found
+    return defaultdict(dict, json.loads((files(__package__) / CHOSEN).read_text(encoding="utf-8")))
 
 
 def chosen(dataset: str, alpha: float, base: str) -> Point | None:
     """The pilot's choice for a data set, a concentration and FedAvg or FedAvgM."""
-    found = _chosen().get(dataset, {}).get(f"{alpha:g}", {}).get(base)
+    found = _chosen()[dataset].get(f"{alpha:g}", {}).get(base)
     return Point(*found) if found else None
 
 
 def chosen_rate(dataset: str) -> Rate | None:
     """The pilot's choice for centralised training."""
-    found = _chosen().get(dataset, {}).get(CENTRALISED)
+    found = _chosen()[dataset].get(CENTRALISED)
     return Rate(*found) if found else None
 
 
@@ -187,17 +186,14 @@ def relative(results: Results, dataset: str, cell: str) -> float | None:
 def stand_in(scale: Scale) -> str:
     words = [scale.instead("cifar10")]
     if scale.name == "small":
-        words.append(
-            "A small CNN at five times the learning rate, 40 rounds in the place of 10,000, and "
-            "CIFAR-10 only."
-        )
+        words.append(sentences(__name__, "Small"))
     if scale.name == "paper":
         if "cifar100" not in datasets(scale):
             where = "among these records" if scale.recorded else "on this machine"
             words.append(f"CIFAR-100 is left out: it is not {where}.")
-        words.append(
-            "Images are cropped and mirrored at random, which the paper does not say: without it "
-            "its centralised accuracy is out of reach. How long centralised training lasts is not "
-            f"said either: {EPOCHS} epochs here."
-        )
+        words.append(sentences(__name__, "Augmentation"))
     return " ".join(filter(None, words))
+
+
+def recipe(scale: Scale, item: str, **more: Any) -> Recipe:
+    return Recipe(*told(__name__, item), stand_in=stand_in(scale), **more)

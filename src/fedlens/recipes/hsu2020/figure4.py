@@ -30,11 +30,11 @@ from fedlens.recipes.hsu2020.cifar import (
     grid,
     momenta,
     rates,
+    recipe,
     relative,
-    stand_in,
 )
 from fedlens.recipes.hsu2020.setting import BASES
-from fedlens.recipes.page import beside, note, told
+from fedlens.recipes.page import beside, note
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Curves, Heat, Line, Strip, Table, Text
 from fedlens.runs.records import Run
@@ -58,14 +58,8 @@ def figure4(scale: Scale) -> Recipe:
             else:
                 one = experiment(scale, dataset, alpha, per_round=k, lr=point.lr)
             cells[_cell(scale, dataset, alpha, base, k)] = one
-    return Recipe(
-        *told(__name__, "figure4"),
-        cells=cells,
-        seeds=range(scale.pick(1, 1, 3)),
-        blocks=blocks,
-        stand_in=stand_in(scale),
-        of_diverged=NO_POINT,
-    )
+    seeds = range(scale.pick(1, 1, 3))
+    return recipe(scale, "figure4", cells=cells, seeds=seeds, blocks=blocks, of_diverged=NO_POINT)
 
 
 def _point(scale: Scale, dataset: str, alpha: float, base: str) -> Point | None:
@@ -98,9 +92,6 @@ def blocks(results: Results) -> list[Block]:
             _curves(results, dataset, emds),
             Strip(
                 title=f"{dataset}: how unalike clients are",
-                caption="The EMD of each client to the population, a dot a client, by the "
-                "concentration α of the Dirichlet prior. The stroke is the mean, weighted by what "
-                "clients hold.",
                 groups=[(f"α {a:g}", _client_emds(run)) for a, run in runs.items()],
                 marks=[*emds.values()],
                 mark="weighted mean",
@@ -109,7 +100,6 @@ def blocks(results: Results) -> list[Block]:
             beside(
                 [(f"α {a:g}", EMD[dataset].get(a), emd) for a, emd in emds.items()],
                 title=f"{dataset}: mean EMD",
-                caption="Published: of the splits that the authors released.",
                 of="concentration",
                 percent=False,
                 digits=3,
@@ -198,13 +188,7 @@ def figure4_pilot(scale: Scale) -> Recipe:
     for dataset in datasets(scale):
         for rate in _rates(scale):
             cells[_alone(dataset, rate)] = _judged(centralised(scale, dataset, rate))
-    return Recipe(
-        *told(__name__, "figure4-pilot"),
-        cells=cells,
-        blocks=_pilot_blocks,
-        ours=True,
-        stand_in=stand_in(scale),
-    )
+    return recipe(scale, "figure4-pilot", cells=cells, blocks=_pilot_blocks, ours=True)
 
 
 def _judged(whole: Experiment) -> Experiment:

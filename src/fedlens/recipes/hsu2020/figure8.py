@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedlens.recipes.hsu2020.cifar import (
     NO_POINT,
@@ -18,10 +18,10 @@ from fedlens.recipes.hsu2020.cifar import (
     grid,
     momenta,
     rates,
+    recipe,
     relative,
-    stand_in,
 )
-from fedlens.recipes.page import at_the_end, note, told
+from fedlens.recipes.page import at_the_end, note
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Contours, Table
 from fedlens.report.numbers import NONE
@@ -56,13 +56,7 @@ def figure8(scale: Scale) -> Recipe:
                 cells[panel.cell(alpha, setting)] = at_point(
                     scale, dataset, alpha, setting.point, panel.goal, panel.epochs
                 )
-    return Recipe(
-        *told(__name__, "figure8"),
-        cells=cells,
-        blocks=blocks,
-        stand_in=stand_in(scale),
-        of_diverged=NO_POINT,
-    )
+    return recipe(scale, "figure8", cells=cells, blocks=blocks, of_diverged=NO_POINT)
 
 
 @dataclass(frozen=True)
@@ -114,27 +108,37 @@ def blocks(results: Results) -> list[Block]:
     return [*shown, note(__name__, "The grid")]
 
 
+def _contours(scale: Scale, z: list[list[float | None]], **more: Any) -> Contours:
+    """Relative accuracies, in a row for each learning rate."""
+    labels = {"y_label": "η_eff", "z_label": "relative accuracy"}
+    return Contours(y=rates(scale), z=z, log_y=True, percent=True, **labels, **more)
+
+
 def _of_alpha(results: Results, grid: Grid, where: str) -> list[Block]:
     """A grid as contours and as a table, which also has the best over momenta."""
     scale = results.scale
-    cells = [cell for row in grid.cells for cell in row]
-    found = [y for row in grid.relative for y in row]
-    swing = 100 * results.swing(cells[found.index(max(y for y in found if y is not None))])
+    scored = [
+        (y, cell)
+        for row, cells in zip(grid.relative, grid.cells, strict=True)
+        for y, cell in zip(row, cells, strict=True)
+        if y is not None
+    ]
+    swing = 100 * results.swing(max(scored, key=lambda found: found[0])[1])
+    lefts = [f"{left:.2g}" for left in momenta(scale)]
     ended, rows = [], []
     for rate, names, of_rate, best in zip(
         rates(scale), grid.cells, grid.relative, grid.best, strict=True
     ):
-        lefts = [
-            f"{left:.2g}"
-            for left, cell in zip(momenta(scale), names, strict=True)
-            if results.diverged(cell) is not None
-        ]
-        ended += [f"η_eff {rate:.2g} with 1 − β {', '.join(lefts)}"] if lefts else []
+        of_ended = zip(lefts, names, strict=True)
+        if broken := [left for left, cell in of_ended if results.diverged(cell) is not None]:
+            ended.append(f"η_eff {rate:.2g} with 1 − β {', '.join(broken)}")
         ends = [at_the_end(results, cell) for cell in names]
         over_momenta = (NONE, NONE) if best is None else (ends[of_rate.index(best)], f"{best:.1%}")
         rows.append([f"{rate:.2g}", *ends, *over_momenta])
     return [
-        Contours(
+        _contours(
+            scale,
+            grid.relative,
             title=where,
             caption="Relative accuracy over the grid of effective learning rate and momentum, "
             "after the last round. The star is the best single last evaluation, and evaluations "
@@ -142,24 +146,16 @@ def _of_alpha(results: Results, grid: Grid, where: str) -> list[Block]:
             f"{swing:.1f} points. So it need not be the best setting."
             + (f" Runs that diverged have no point: {'; '.join(ended)}." if ended else ""),
             x=momenta(scale),
-            y=rates(scale),
-            z=grid.relative,
             x_label="1 − β",
-            y_label="η_eff",
-            z_label="relative accuracy",
             log_x=True,
-            log_y=True,
-            percent=True,
         ),
         Table(
             title=f"{where}: accuracy, %",
-            caption="Test accuracy after the last round. The paper's figure has the best over all "
-            "momenta at each α, relative to centralised training: the last column is its column of "
-            "this α.",
             header=(
                 "η_eff",
-                *(f"1 − β = {left:.2g}" for left in momenta(scale)),
-                *("best over momenta", "relative"),
+                *(f"1 − β = {left}" for left in lefts),
+                "best over momenta",
+                "relative",
             ),
             rows=rows,
         ),
@@ -174,7 +170,7 @@ def _over_alphas(results: Results, grids: Mapping[float, Grid], where: str) -> l
         least, most = min(one.num_run), max(one.num_run)
         if least < every:
             fewer.append(f"α {alpha:g} with {least}" + (f" to {most}" if most > least else ""))
-    tried = f" Not run with all {every} momenta: {', '.join(fewer)}." if fewer else ""
+    tried = f"Not run with all {every} momenta: {', '.join(fewer)}." if fewer else ""
 
     def best(one: Grid, number: int) -> str:
         """The best accuracy of a learning rate; if all of its runs diverged, when the first did."""
@@ -186,25 +182,18 @@ def _over_alphas(results: Results, grids: Mapping[float, Grid], where: str) -> l
         return f"{at_the_end(results, cells[place])} at {momenta(scale)[place]:.2g}"
 
     return [
-        Contours(
+        _contours(
+            scale,
+            [list(row) for row in zip(*(one.best for one in grids.values()), strict=True)],
             title=f"{where}: best over momenta",
-            caption="As the paper draws it: at each α and effective learning rate the best "
-            "relative accuracy over all momenta whose runs did not diverge. Clients are less alike "
-            f"to the right.{tried}",
+            caption=tried,
             x=list(range(1, len(grids) + 1)),
-            y=rates(scale),
-            z=[list(row) for row in zip(*(one.best for one in grids.values()), strict=True)],
             x_names=[f"{alpha:g}" for alpha in grids],
             x_label="α",
-            y_label="η_eff",
-            z_label="relative accuracy",
-            log_y=True,
-            percent=True,
         ),
         Table(
             title=f"{where}: best accuracy over momenta, %",
-            caption="Test accuracy after the last round, at the 1 − β that it was reached with."
-            f"{tried}",
+            caption=tried,
             header=("η_eff", *(f"α = {alpha:g}" for alpha in grids)),
             rows=[
                 [f"{rate:.2g}", *(best(one, number) for one in grids.values())]
@@ -225,8 +214,6 @@ def _settings(results: Results, grids: Mapping[float, Grid], where: str) -> Tabl
             rows.append([f"{setting.rate:.2g}", f"{setting.left:.2g}", *ends])
     return Table(
         title=f"{where}: accuracy of each setting, %",
-        caption="Test accuracy after the last round, for the settings that were run at two α or "
-        "more: what one setting gives as clients become less alike.",
         header=("η_eff", "1 − β", *(f"α = {alpha:g}" for alpha in grids)),
         rows=rows,
     )
