@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from fedlens.recipes.hsu2020.setting import (
     population,
     stand_in,
 )
-from fedlens.recipes.page import beside, mean_of, told
+from fedlens.recipes.page import Ours, beside, mean_of, told
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Curves, Heat, Line, Table
 from fedlens.report.numbers import NONE
@@ -38,32 +38,22 @@ def label_counts(scale: Scale, clients: Population) -> Tensor:  # [K, L]
 
 def _dealt(scale: Scale, clients: Population) -> tuple[Dataset, Holdings, Tensor]:
     """A data set, who holds which of its examples, and the examples of each class by client."""
-    dataset, train, held = partition(described(clients), scale.data)
+    held_by = Clients(count=clients.count, partition=clients.partition)
+    described = Experiment(clients.dataset, clients.model, rounds=1, clients=held_by)
+    dataset, train, held = partition(described, scale.data)
     return dataset, held, held.label_counts(train.labels, dataset.num_classes)
 
 
-def described(clients: Population) -> Experiment:
-    return Experiment(
-        dataset=clients.dataset,
-        model=clients.model,
-        rounds=1,
-        clients=Clients(count=clients.count, partition=clients.partition),
-    )
-
-
-def _of_clients(
-    counts: Mapping[str, Tensor], what: Literal["classes", "examples"], **told: Any
-) -> Curves:
-    """How much each client holds, with clients in decreasing order."""
+def _of_clients(counts: Mapping[str, Tensor], what: str) -> Curves:
+    """How much each client holds, with clients in decreasing order: `what`, classes or examples."""
+    held = {name: (c > 0 if what == "Classes" else c).sum(1) for name, c in counts.items()}
     return Curves(
-        lines=[
-            _by_rank(name, (c > 0 if what == "classes" else c).sum(1).double(), most=200)
-            for name, c in counts.items()
-        ],
+        title=f"{what} a client",
+        lines=[_by_rank(name, values.double(), most=200) for name, values in held.items()],
         x_label="client, by rank",
+        y_label=what.lower(),
         log_x=True,
         log_y=True,
-        **told,
     )
 
 
@@ -78,6 +68,22 @@ def _by_rank(name: str, values: Tensor, most: int | None = None) -> Line:
         at = torch.logspace(0, torch.log10(torch.tensor(len(ordered) + 0.0)), most).long()
         at = torch.unique(at.clamp(1, len(ordered)))
     return Line(name, at.tolist(), ordered[at - 1].tolist())
+
+
+def _numbers(
+    rows: Iterable[tuple[str, float | None, Ours]], title: str, digits: int = 0, **more: Any
+) -> Table:
+    return beside(rows, title=title, percent=False, digits=digits, **more)
+
+
+def _recipe(
+    item: str, blocks: Callable[[Results], list[Block]], *clients: Population, **more: Any
+) -> Recipe:
+    return Recipe(
+        *told(__name__, item, epochs=OUR_EPOCHS, used=clients[-1].used if clients else ""),
+        blocks,
+        **{"stand_in": stand_in(*clients), **more},
+    )
 
 
 TABLE1 = {  # clients, imbalanced, classes, examples, centralised accuracy in percent
@@ -124,44 +130,36 @@ def table1(scale: Scale) -> Recipe:
             cells[CELLS[name]] = centralised(scale, one)
         elif name == "CIFAR-10" or scale.name == "paper":
             cells[CELLS[name]] = cifar.centralised(scale, CIFAR[name])
-    of_cifar = cifar.stand_in(scale) if CIFAR.keys() & shown else ""
-    others = stand_in(*(one for name, one in shown.items() if name not in CIFAR))
-    return Recipe(
-        *told(__name__, "table1", epochs=OUR_EPOCHS),
+    others = [one for name, one in shown.items() if name not in CIFAR]
+    words = [cifar.stand_in(scale)] if len(others) < len(shown) else []
+    return _recipe(
+        "table1",
+        lambda results: _table1(results, shown),
         cells=cells,
         seeds=range(scale.pick(1, 1, 3)),
-        blocks=lambda results: _table1(results, shown),
-        stand_in=" ".join(filter(None, (of_cifar, others))),
+        stand_in=" ".join(filter(None, [*words, stand_in(*others)])),
         other_data=is_other_data(*shown.values()),
     )
 
 
 def _table1(results: Results, shown: dict[str, Population]) -> list[Block]:
-    rows: list[list[str]] = []
-    for name, one in shown.items():
-        clients, imbalanced, classes, examples, accuracy = TABLE1[name]
-        ours = _held(results.scale, one)
-        rows.append(
-            [
-                name,
-                one.dataset.name if not one.is_stand_in else one.used,
-                *(clients, ours[0]),
-                *(imbalanced, ours[1]),
-                *(f"{classes:,}", ours[2]),
-                *(f"{examples:,}", ours[3]),
-                *(f"{accuracy:.2f}", mean_of(results.final(CELLS[name]))),
-            ]
-        )
     header = ["data set", "used here"]
     for column in ("clients", "imbalanced", "classes", "examples", "centralised accuracy"):
         header += [f"{column}, published", f"{column}, ours"]
+    rows: list[list[str]] = []
+    for name, one in shown.items():
+        clients, imbalanced, classes, examples, accuracy = TABLE1[name]
+        theirs = clients, imbalanced, f"{classes:,}", f"{examples:,}", f"{accuracy:.2f}"
+        ours = *_held(results.scale, one), mean_of(results.final(CELLS[name]))
+        rows.append([name, one.used if one.is_stand_in else one.dataset.name])
+        for pair in zip(theirs, ours, strict=True):
+            rows[-1] += pair
     has_gaps = any(NONE in row for row in rows)
     return [
         Table(
             title="Training sets",
-            caption="Published numbers beside those of the data used here. Centralised accuracy in "
-            "%."
-            + (" – stands for what would take data that are not here, or was not run." * has_gaps),
+            caption="– stands for what would take data that are not here, or was not run."
+            * has_gaps,
             header=header,
             rows=rows,
             published=frozenset(range(2, len(header), 2)),
@@ -182,11 +180,7 @@ def _held(scale: Scale, one: Population) -> tuple[str, str, str, str]:
 def figure1(scale: Scale) -> Recipe:
     """Figure 1: classes are not everywhere alike."""
     clients = population(scale, "geo")
-    return Recipe(
-        *told(__name__, "figure1"),
-        blocks=lambda results: _figure1(results, clients),
-        stand_in=stand_in(clients),
-    )
+    return _recipe("figure1", lambda results: _figure1(results, clients), clients)
 
 
 def _figure1(results: Results, clients: Population) -> list[Block]:
@@ -196,13 +190,12 @@ def _figure1(results: Results, clients: Population) -> list[Block]:
     apart = float((shares[one] - shares[two]).abs().sum())
     order = (shares[one] - shares[two]).argsort(descending=True)
     names = held.names or [str(k) for k in range(len(counts))]
+    classes = [dataset.classes[one], dataset.classes[two]]
     return [
         Heat(
             title="Two classes over the clients",
-            caption="Which share of each class's examples a client holds; clients in order from "
-            "those that hold more of the first to those that hold more of the second.",
             values=[shares[label][order].tolist() for label in (one, two)],
-            row_names=[dataset.classes[one], dataset.classes[two]],
+            row_names=classes,
             column_names=[names[k] for k in order.tolist()],
             row_label="class",
             column_label="client",
@@ -212,10 +205,8 @@ def _figure1(results: Results, clients: Population) -> list[Block]:
         ),
         Table(
             title="How far apart they are",
-            caption="The distance between the two classes' distributions over clients: 0 if they "
-            "are alike, 2 if no client holds both.",
             header=("classes", "distance"),
-            rows=[[f"{dataset.classes[one]} and {dataset.classes[two]}", f"{apart:.2f}"]],
+            rows=[[" and ".join(classes), f"{apart:.2f}"]],
         ),
     ]
 
@@ -244,13 +235,9 @@ CLIENTS = {
 
 def figure2(scale: Scale) -> Recipe:
     """Figure 2: how iNaturalist is spread over classes and clients."""
-    users = population(scale, "user")
+    places, users = population(scale, "geo"), population(scale, "user")
     shown = {**partitionings(scale), users.used: users}
-    return Recipe(
-        *told(__name__, "figure2"),
-        blocks=lambda results: _figure2(results, shown),
-        stand_in=stand_in(population(scale, "geo"), users),
-    )
+    return _recipe("figure2", lambda results: _figure2(results, shown), places, users)
 
 
 def _figure2(results: Results, shown: dict[str, Population]) -> list[Block]:
@@ -258,53 +245,26 @@ def _figure2(results: Results, shown: dict[str, Population]) -> list[Block]:
     return [
         Curves(
             title="Examples a class",
-            caption="The classes in order from most to least examples. The paper's data are "
-            "balanced: 100 examples of each of 1,203 classes. Its Figure 2a also has the original "
-            "ones, with a long tail, which is not part of the prepared set.",
             lines=[_by_rank(name, c.sum(0)) for name, c in counts.items()],
             x_label="class, by rank",
             y_label="examples",
         ),
-        _of_clients(
-            counts,
-            "classes",
-            title="Classes a client",
-            caption="How many classes each client has, clients in order from most to least.",
-            y_label="classes",
-        ),
-        _of_clients(
-            counts,
-            "examples",
-            title="Examples a client",
-            caption="How many examples each client has, clients in order from most to least.",
-            y_label="examples",
-        ),
-        beside(
+        _of_clients(counts, "Classes"),
+        _of_clients(counts, "Examples"),
+        _numbers(
             [(name, CLIENTS.get(name), len(c)) for name, c in counts.items()],
-            title="How many clients there are",
-            caption="The counts in the files that were released are one higher than the paper's, "
-            "which leave a row without a place out. The paper does not print that of Geo-1k, which "
-            "is also one less than in the file.",
+            "How many clients there are",
             of="partitioning",
-            percent=False,
-            digits=0,
         ),
-        beside(
+        _numbers(
             [(name, EMD.get(name), emd(c)) for name, c in counts.items()],
-            title="Mean EMD",
-            caption="How far clients are from the population, on average by what they hold. The "
-            "paper prints that of the users.",
-            of="partitioning",
-            percent=False,
+            "Mean EMD",
             digits=2,
+            of="partitioning",
         ),
-        beside(
+        _numbers(
             [(name, theirs, None) for name, theirs in ORIGINAL.items()],
-            title="How iNaturalist-2017 is balanced (Figure 2a)",
-            caption="The paper drops classes with fewer than 100 training images and keeps 100 of "
-            "each of the others. `fedlens data prepare` does the same from the metadata.",
-            percent=False,
-            digits=0,
+            "How iNaturalist-2017 is balanced (Figure 2a)",
         ),
     ]
 
@@ -321,11 +281,7 @@ FIGURE3 = {
 def figure3(scale: Scale) -> Recipe:
     """Figure 3: how Landmarks-User-160k is spread over classes and users."""
     clients = population(scale, "landmarks")
-    return Recipe(
-        *told(__name__, "figure3"),
-        blocks=lambda results: _figure3(results, clients),
-        stand_in=stand_in(clients),
-    )
+    return _recipe("figure3", lambda results: _figure3(results, clients), clients)
 
 
 def _figure3(results: Results, clients: Population) -> list[Block]:
@@ -335,47 +291,24 @@ def _figure3(results: Results, clients: Population) -> list[Block]:
         *(len(counts), int((counts.sum(0) > 0).sum()), int(counts.sum())),
         *(int(tested.sum()), int((tested == 10).sum())),
     )
+    there = [(name, n, ours) for (name, n), ours in zip(FIGURE3.items(), found, strict=True)]
+    compared = not clients.is_stand_in
     return [
         Curves(
             title="Images a class",
-            caption="The classes in order from most to least training images.",
             lines=[_by_rank(clients.used, counts.sum(0))],
             x_label="class, by rank",
             y_label="images",
             log_y=True,
         ),
-        _of_clients(
-            {clients.used: counts},
-            "examples",
-            title="Images a client",
-            caption="Clients in order from most to least training images.",
-            y_label="images",
-        ),
-        _of_clients(
-            {clients.used: counts},
-            "classes",
-            title="Classes a client",
-            caption="Clients in order from most to least classes.",
-            y_label="classes",
-        ),
-        beside(
-            [
-                (name, theirs, ours)
-                for (name, theirs), ours in zip(FIGURE3.items(), found, strict=True)
-            ],
-            title="How many there are",
-            caption=f"Ours is {clients.used}.",
-            percent=False,
-            digits=0,
-            compared=not clients.is_stand_in,
-        ),
-        beside(
+        _of_clients({clients.used: counts}, "Images"),
+        _of_clients({clients.used: counts}, "Classes"),
+        _numbers(there, "How many there are", compared=compared),
+        _numbers(
             [(clients.called, EMD[clients.name], emd(counts))],
-            title="Mean EMD",
-            caption=f"Ours is {clients.used}.",
-            percent=False,
+            "Mean EMD",
             digits=2,
-            compared=not clients.is_stand_in,
+            compared=compared,
         ),
     ]
 
@@ -386,10 +319,7 @@ IMAGES = 50_000  # training images, equally many per class
 
 def figure10(scale: Scale) -> Recipe:
     """Figure 10: classes a client, for the Dirichlet splits of CIFAR-10 and CIFAR-100."""
-    return Recipe(
-        *told(__name__, "figure10"),
-        blocks=_figure10,
-    )
+    return _recipe("figure10", _figure10)
 
 
 def _figure10(results: Results) -> list[Block]:
@@ -400,33 +330,26 @@ def _figure10(results: Results) -> list[Block]:
         splits = {
             alpha: [_split(name, alpha, seed) for seed in seeds] for alpha in cifar.ALPHAS[name]
         }
+        first = {f"α {alpha:g}": (counts[0] > 0).sum(1) for alpha, counts in splits.items()}
+        emds = {alpha: Measured.of([emd(c) for c in counts]) for alpha, counts in splits.items()}
         shown += [
             Curves(
                 title=f"{name}: classes a client",
-                caption="Each line is one split; clients in order from most to least classes.",
-                lines=[
-                    _by_rank(f"α {alpha:g}", (first > 0).sum(1))
-                    for alpha, (first, *_) in splits.items()
-                ],
+                lines=[_by_rank(line, classes) for line, classes in first.items()],
                 x_label="client, by rank",
                 y_label="classes",
             ),
-            beside(
+            _numbers(
                 [
-                    (
-                        f"α {alpha:g}",
-                        cifar.EMD[name].get(alpha),
-                        Measured.of([emd(c) for c in counts]),
-                    )
-                    for alpha, counts in splits.items()
+                    (f"α {alpha:g}", cifar.EMD[name].get(alpha), ours)
+                    for alpha, ours in emds.items()
                 ],
-                title=f"{name}: mean EMD",
+                f"{name}: mean EMD",
+                digits=3,
                 caption="Published: of the splits that the authors released. Ours: the mean and "
                 f"the standard deviation over {len(seeds)} splits. α is theirs: a class has "
                 "concentration α / L, so α = 1 on CIFAR-10 is the Dir(0.1) of others.",
                 of="concentration",
-                percent=False,
-                digits=3,
             ),
         ]
     return shown

@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
@@ -14,7 +15,6 @@ from fedlens.data.emd import emd_per_client
 from fedlens.recipes.hsu2020.cifar import (
     ACCURACY,
     CENTRALISED,
-    CHOSEN,
     EMD,
     NO_POINT,
     Point,
@@ -36,8 +36,10 @@ from fedlens.recipes.hsu2020.cifar import (
 from fedlens.recipes.hsu2020.setting import BASES
 from fedlens.recipes.page import beside, note
 from fedlens.recipes.recipe import Recipe, Results, Scale
-from fedlens.report.blocks import Block, Curves, Heat, Line, Strip, Table, Text
+from fedlens.report.blocks import Block, Curves, Heat, Line, Strip, Table
 from fedlens.runs.records import Run
+
+T = TypeVar("T")
 
 
 def report_goals(scale: Scale) -> tuple[int, ...]:
@@ -165,7 +167,6 @@ DIVERGED = {
     "cifar10": {10.0: (0.1,), 0.05: (0.1,), 0.0: (0.1,)},
     "cifar100": {10.0: (0.1,)},
 }
-LENGTHS = "Runs with 1 − β below 0.1 had all rounds, the others a tenth."
 SCHEDULES = ("constant", "cosine")  # of centralised training
 
 
@@ -212,14 +213,18 @@ def _rates(scale: Scale) -> list[Rate]:
     return [Rate(lr, how) for how, lr in itertools.product(SCHEDULES, rates(scale))]
 
 
+def _best(results: Results, cells: Mapping[T, str]) -> T | None:
+    """Of what has a cell, that with the best accuracy on the images set apart."""
+    measured = {key: results.final(cell, MEASURE) for key, cell in cells.items()}
+    found = {key: one.mean for key, one in measured.items() if one}
+    return max(found, key=lambda key: found[key], default=None)
+
+
 def best_rates(results: Results) -> dict[str, Rate]:
     """The best rate of centralised training, by data set."""
-    picked = {}
-    for dataset in datasets(results.scale):
-        measured = {r: results.final(_alone(dataset, r), MEASURE) for r in _rates(results.scale)}
-        if found := {rate: one.mean for rate, one in measured.items() if one}:
-            picked[dataset] = max(found, key=lambda rate: found[rate])
-    return picked
+    rates = _rates(results.scale)
+    picked = {d: _best(results, {r: _alone(d, r) for r in rates}) for d in datasets(results.scale)}
+    return {dataset: rate for dataset, rate in picked.items() if rate}
 
 
 def best(results: Results) -> dict[str, dict[str, dict[str, Point]]]:
@@ -228,15 +233,14 @@ def best(results: Results) -> dict[str, dict[str, dict[str, Point]]]:
     picked: dict[str, dict[str, dict[str, Point]]] = {}
     for dataset in datasets(scale):
         for alpha, base in itertools.product(alphas(scale, dataset), BASES):
-            measured = {
-                setting.point: results.final(_pilot_cell(dataset, alpha, setting), MEASURE)
+            cells = {
+                setting.point: _pilot_cell(dataset, alpha, setting)
                 for setting in grid(scale)
                 if base != "FedAvg" or setting.left == 1
                 if setting.left < 1 or not _diverged(scale, dataset, alpha, setting.rate)
             }
-            if found := {point: one.mean for point, one in measured.items() if one}:
-                by_base = picked.setdefault(dataset, {}).setdefault(f"{alpha:g}", {})
-                by_base[base] = max(found, key=lambda point: found[point])
+            if point := _best(results, cells):
+                picked.setdefault(dataset, {}).setdefault(f"{alpha:g}", {})[base] = point
     return picked
 
 
@@ -263,41 +267,25 @@ def _pilot_blocks(results: Results) -> list[Block]:
     return [
         Table(
             title="What the pilot picks",
-            caption="The point of the grid with the best validation accuracy; where the run of all "
-            f"rounds diverged at that point, the next best. {LENGTHS}",
             header=("data", "α", "method", "learning rate", "server momentum"),
             rows=rows,
         ),
         *(_grid(results, dataset) for dataset in picked),
-        *(_grid_centralised(results, dataset) for dataset in best_rates(results)),
-        Text(
-            title="For Figure 4",
-            paragraphs=(
-                f"At the paper's scale these points belong into {CHOSEN}, beside this recipe's "
-                "file: Figure 4 then starts from them.",
-            ),
-            code=json.dumps(to_store(results), indent=1),
-        ),
+        *(_grid_centralised(results, *rate) for rate in best_rates(results).items()),
+        replace(note(__name__, "For Figure 4"), code=json.dumps(to_store(results), indent=1)),
     ]
 
 
-def _grid_centralised(results: Results, dataset: str) -> Table:
+def _grid_centralised(results: Results, dataset: str, picked: Rate) -> Table:
     """A table of all rates of centralised training that were run."""
-    picked = best_rates(results)[dataset]
+    ends = {r: results.final(_alone(dataset, r), MEASURE) for r in _rates(results.scale)}
     return Table(
         title=f"{dataset}: centralised training",
-        caption="Accuracy in percent on the images set apart, after the last epoch, by learning "
-        "rate: one that stays, and one that falls to 0 along a cosine.",
         header=("schedule", "learning rate", "validation accuracy, %", ""),
         rows=[
-            [
-                rate.schedule,
-                f"{rate.lr:.2g}",
-                f"{100 * found.mean:.2f}",
-                "picked" * (rate == picked),
-            ]
-            for rate in _rates(results.scale)
-            if (found := results.final(_alone(dataset, rate), MEASURE))
+            [rate.schedule, f"{rate.lr:.2g}", f"{100 * end.mean:.2f}", "picked" * (rate == picked)]
+            for rate, end in ends.items()
+            if end
         ],
     )
 
@@ -323,10 +311,6 @@ def _grid(results: Results, dataset: str) -> Heat:
     }
     return Heat(
         title=f"{dataset}: validation accuracy",
-        caption="Accuracy in percent on the images set apart: a row for each concentration of the "
-        "classes, a column for each point of the grid, by its effective learning rate η_eff and "
-        "1 − β of the server's momentum. The best of a row has a frame. "
-        f"{LENGTHS} What is empty was not run, or diverged.",
         values=values,
         row_names=[f"α {alpha:g}" for alpha in rows],
         column_names=[f"η_eff {s.rate:.2g}, 1−β {s.left:.2g}" for s in settings],
