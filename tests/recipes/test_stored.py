@@ -304,6 +304,14 @@ def test_a_folder_with_runs_of_another_item_is_refused(stored, tmp_path):
         redraw(NAME, "smoke", stored, tmp_path / "page")
 
 
+def test_figure_8_is_not_drawn_from_a_folder_of_figure_4(tmp_path):
+    """They have one run in common, centralised training: without a refusal it alone is drawn."""
+    reproduce("hsu2020/figure4", "smoke", tmp_path / "figure4")
+    with pytest.raises(ValueError, match="none of hsu2020/figure8"):
+        redraw("hsu2020/figure8", "smoke", tmp_path / "figure4", tmp_path / "page")
+    assert not (tmp_path / "page").exists()
+
+
 def test_a_table_of_data_sets_has_the_rows_whose_data_records_have(monkeypatch):
     """The data need not be here."""
     monkeypatch.setattr(Scale, "holds", lambda *_: False)
