@@ -89,8 +89,9 @@ def test_a_mean_over_some_of_the_seeds_says_so():
         return SimpleNamespace(rounds=[{"round": r, "test_accuracy": 0.5} for r in rounds])
 
     runs: Any = {"FedAvg": [run((1, 2, 3)), run((1, 2)), run((1, 2, 3))]}
-    rows = {("", Method("FedAvg")): (31.3, 39.7, 43.9)}
-    table = at_budgets(Results(Scale("smoke"), runs), rows, of=("method",))
+    theirs = {"FedAvg": (31.3, 39.7, 43.9)}
+    rows = [("", Method("FedAvg"))]
+    table = at_budgets(Results(Scale("smoke"), runs), rows, theirs, of=("method",))
     assert [row[2::2] for row in table.rows] == [
         ["50.0 ± 0.0", "50.0 ± 0.0", "50.0 ± 0.0 (2 of 3)"]
     ]

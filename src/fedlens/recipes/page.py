@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from itertools import compress
+from typing import Any
 
 from fedlens.config.experiment import Experiment
 from fedlens.recipes.recipe import Measured, Recipe, Results
@@ -206,6 +208,12 @@ def _notes(module: str) -> Mapping[str, str]:
     text = (files(module.rpartition(".")[0]) / "notes.md").read_text(encoding="utf-8")
     sections = (section.partition("\n") for section in text.split("\n## ")[1:])
     return {title: said for title, _, said in sections}
+
+
+def published(module: str) -> dict[str, Any]:
+    """The numbers that a paper prints: those in published.toml beside its module."""
+    text = (files(module.rpartition(".")[0]) / "published.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:

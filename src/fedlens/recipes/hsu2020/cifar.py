@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.data.augment import Augment
+from fedlens.recipes.hsu2020.setting import PUBLISHED
 from fedlens.recipes.page import sentences, told
 from fedlens.recipes.recipe import Recipe, Results, Scale
 
@@ -25,15 +25,16 @@ ALPHAS = {
     "cifar100": (1000.0, 100.0, 10.0, 5.0, 2.0, 1.0, 0.5, 0.0),
 }
 ROUNDS = {"cifar10": 10_000, "cifar100": 20_000}
-ACCURACY = {"cifar10": 0.8616, "cifar100": 0.5521}  # of centralised training
 EPOCHS = 100  # of centralised training: our choice, see notes.md
 NO_POINT = "Such a run has no point in the figure."  # a run that diverged
-EMD = {  # weighted mean EMD of the splits that the authors released
-    "cifar10": {100.0: 0.2550, 1.0: 1.4386, 0.5: 1.5616, 0.1: 1.7434, 0.05: 1.7519, 0.0: 1.8},
-    "cifar100": {1000.0: 0.2645, 0.5: 1.9169, 0.0: 1.98},
-}
 CHOSEN = "chosen.json"
 CENTRALISED = "centralised"  # the key there of the choice for centralised training
+
+
+def published_emd(dataset: str, alpha: float) -> float | None:
+    """The weighted mean EMD of the splits that the authors released."""
+    found: float | None = PUBLISHED[dataset]["emd"].get(f"{alpha:g}")
+    return found
 
 
 class Point(NamedTuple):
@@ -81,18 +82,19 @@ def grid(scale: Scale) -> list[Setting]:
 
 @cache
 def _chosen() -> dict[str, dict[str, Any]]:
-    return defaultdict(dict, json.loads((files(__package__) / CHOSEN).read_text(encoding="utf-8")))
+    found: dict[str, Any] = json.loads((files(__package__) / CHOSEN).read_text(encoding="utf-8"))
+    return found
 
 
 def chosen(dataset: str, alpha: float, base: str) -> Point | None:
     """The pilot's choice for a data set, a concentration and FedAvg or FedAvgM."""
-    found = _chosen()[dataset].get(f"{alpha:g}", {}).get(base)
+    found = _chosen().get(dataset, {}).get(f"{alpha:g}", {}).get(base)
     return Point(*found) if found else None
 
 
 def chosen_rate(dataset: str) -> Rate | None:
     """The pilot's choice for centralised training."""
-    found = _chosen()[dataset].get(CENTRALISED)
+    found = _chosen().get(dataset, {}).get(CENTRALISED)
     return Rate(*found) if found else None
 
 

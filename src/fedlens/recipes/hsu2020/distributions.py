@@ -16,6 +16,7 @@ from fedlens.recipes.hsu2020.setting import (
     EMD,
     NAMES,
     OUR_EPOCHS,
+    PUBLISHED,
     Population,
     centralised,
     is_other_data,
@@ -86,13 +87,7 @@ def _recipe(
     )
 
 
-TABLE1 = {  # clients, imbalanced, classes, examples, centralised accuracy in percent
-    "CIFAR-10": ("100", "no", 10, 50_000, 86.16),
-    "CIFAR-100": ("100", "no", 100, 50_000, 55.21),
-    "iNaturalist-Geo-3k": ("135", "yes", 1203, 120_300, 57.90),
-    "iNaturalist-User-120k": ("9,275", "yes", 1203, 120_300, 57.90),
-    "Landmarks-User-160k": ("1,262", "yes", 2028, 164_172, 67.05),
-}
+TABLE1 = PUBLISHED["table1"]  # clients, imbalanced, classes, examples, centralised accuracy in %
 CIFAR = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100"}
 CELLS = {  # named as in other items, which have the same runs
     **{name: f"{dataset}, centralised" for name, dataset in CIFAR.items()},
@@ -218,21 +213,6 @@ def furthest_apart(shares: Tensor) -> tuple[int, int]:
     return place // len(shares), place % len(shares)
 
 
-ORIGINAL = {  # iNaturalist-2017, and its balanced subset with 100 examples per class
-    "training images, original": 579_184,
-    "test images, original": 95_986,
-    "classes, balanced": 1203,
-    "training images, balanced": 120_300,
-}
-CLIENTS = {
-    "iNaturalist-Geo-30k": 11,
-    "iNaturalist-Geo-3k": 135,
-    "iNaturalist-Geo-1k": 368,
-    "iNaturalist-Geo-100": 3606,
-    "iNaturalist-User-120k": 9275,
-}
-
-
 def figure2(scale: Scale) -> Recipe:
     """Figure 2: how iNaturalist is spread over classes and clients."""
     places, users = population(scale, "geo"), population(scale, "user")
@@ -252,7 +232,7 @@ def _figure2(results: Results, shown: dict[str, Population]) -> list[Block]:
         _of_clients(counts, "Classes"),
         _of_clients(counts, "Examples"),
         _numbers(
-            [(name, CLIENTS.get(name), len(c)) for name, c in counts.items()],
+            [(name, PUBLISHED["figure2-clients"].get(name), len(c)) for name, c in counts.items()],
             "How many clients there are",
             of="partitioning",
         ),
@@ -263,19 +243,13 @@ def _figure2(results: Results, shown: dict[str, Population]) -> list[Block]:
             of="partitioning",
         ),
         _numbers(
-            [(name, theirs, None) for name, theirs in ORIGINAL.items()],
+            [(name, theirs, None) for name, theirs in PUBLISHED["figure2-original"].items()],
             "How iNaturalist-2017 is balanced (Figure 2a)",
         ),
     ]
 
 
-FIGURE3 = {
-    "clients": 1262,
-    "classes": 2028,
-    "training images": 164_172,
-    "test images": 19_526,
-    "classes with exactly 10 test images": 1835,
-}
+FIGURE3 = PUBLISHED["figure3"]
 
 
 def figure3(scale: Scale) -> Recipe:
@@ -341,7 +315,7 @@ def _figure10(results: Results) -> list[Block]:
             ),
             _numbers(
                 [
-                    (f"α {alpha:g}", cifar.EMD[name].get(alpha), ours)
+                    (f"α {alpha:g}", cifar.published_emd(name, alpha), ours)
                     for alpha, ours in emds.items()
                 ],
                 f"{name}: mean EMD",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.data.augment import Augment
-from fedlens.recipes.page import mean_of, sentences, told
+from fedlens.recipes.page import mean_of, published, sentences, told
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Table
 from fedlens.runs.budgets import at_batches, at_rounds
@@ -20,7 +20,8 @@ NAMES: dict[Which, str] = {
     "user": "iNaturalist-User-120k",
     "landmarks": "Landmarks-User-160k",
 }
-EMD = {"iNaturalist-User-120k": 1.83, "Landmarks-User-160k": 1.94}  # as published
+PUBLISHED = published(__name__)
+EMD = PUBLISHED["emd"]
 BASES: dict[str, tuple[Named, ...]] = {
     "FedAvg": (),
     "FedAvgM": (Named("fedavgm", {"momentum": 0.9}),),
@@ -58,6 +59,10 @@ class Method(NamedTuple):
             here = goal(scale, self.goal)
             return str(here) if here == self.goal else f"{self.goal} ({here} here)"
         return "yes" if {"FedVC": self.vc, "FedIR": self.ir}[column] else "no"
+
+
+Key = tuple[str, Method]
+"""A cell: the first words of its name, and its method."""
 
 
 @dataclass(frozen=True)
@@ -255,40 +260,41 @@ def recipe(
 
 def at_budgets(
     results: Results,
-    rows: Mapping[tuple[Any, Method], Sequence[float]],
+    rows: Iterable[Key],
+    theirs: Mapping[str, Sequence[float]] = {},
     *,
     of: Sequence[str],
     by: Budget = "rounds",
-    called: Mapping[Any, str] | None = None,
+    called: Mapping[str, str] = {},
     about: str = "",
 ) -> Table:
-    """Accuracy at fixed numbers of rounds or batches, published in percent and ours side by side.
+    """Accuracy at fixed numbers of rounds or batches, ours beside `theirs` by cell, in percent.
 
     A row begins with the columns `of`. That of `clients` is what the first words of its cell are
     `called`, the others say what its method is. `about` ends the title.
     """
-    scale, is_published, header = results.scale, any(rows.values()), list(of)
+    scale, header = results.scale, list(of)
     budgets = rounds(scale) if by == "rounds" else batches(scale)
     for name, budget in zip(BUDGETS[by], budgets, strict=True):
-        header += [f"published @{name}", f"ours @{budget:,}"] if is_published else [f"@{budget:,}"]
+        header += [f"published @{name}", f"ours @{budget:,}"] if theirs else [f"@{budget:,}"]
     body: list[list[str]] = []
     fewer: dict[str, None] = {}  # means over fewer runs than there are, as "2 of 3"
-    for (first, method), published in rows.items():
-        line = [method.says(c, scale) if c != "clients" else (called or {})[first] for c in of]
+    for first, method in rows:
+        cell = method.cell(first)
+        body.append([called[first] if c == "clients" else method.says(c, scale) for c in of])
         for place, budget in enumerate(budgets):
-            mean = at_budget(results, method.cell(first), budget, by)
+            mean = at_budget(results, cell, budget, by)
             number = mean_of(mean, 1)
             if mean is not None and mean.seeds < mean.runs:
                 fewer[some := f"{mean.seeds} of {mean.runs}"] = None
                 number += f" ({some})"
-            line += [f"{published[place]:.1f}", number] if is_published else [number]
-        body.append(line)
+            body[-1] += [f"{theirs[cell][place]:.1f}", number] if theirs else [number]
     return Table(
         title=f"Accuracy at {by}{about}",
         caption=f"{', '.join(fewer)}: this many of the runs got that far." if fewer else "",
         header=header,
         rows=body,
-        published=frozenset(range(len(of), len(header), 2) if is_published else ()),
+        published=frozenset(range(len(of), len(header), 2) if theirs else ()),
     )
 
 

@@ -5,18 +5,21 @@ Each recipe runs a list of methods on some clients, from some start, or training
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from fedlens.config.experiment import Experiment, Named
 from fedlens.recipes.hsu2020.setting import (
     BASES,
+    BUDGETS,
     EMD,
     GOALS,
     NAMES,
+    PUBLISHED,
     STEPS,
-    Budget,
+    Key,
     Method,
     Population,
     Which,
@@ -41,6 +44,7 @@ from fedlens.runs.budgets import rounds_to
 
 Cells = dict[str, Experiment]
 PLACES: tuple[Which, ...] = ("geo", "user")
+OF = ("clients", "method", "FedVC", "FedIR")  # columns of tables about several clients
 
 
 def _cells(
@@ -86,18 +90,10 @@ def _centralised(
     )
 
 
-TABLE2: dict[tuple[Which, Method], tuple[tuple[float, ...], tuple[float, ...]]] = {
-    # at rounds, at batches
-    ("geo", Method("FedAvg")): ((47.0, 47.9, 48.7), (37.8, 44.4, 46.5)),
-    ("geo", Method("FedAvgM")): ((47.2, 50.4, 45.0), (42.5, 47.1, 44.9)),
-    ("geo", Method("FedAvg", vc=True)): ((37.4, 46.2, 52.8), (46.2, 53.1, 55.5)),
-    ("geo", Method("FedAvgM", vc=True)): ((49.7, 54.8, 56.7), (54.8, 56.7, 57.1)),
-    ("user", Method("FedAvg")): ((34.7, 39.7, 41.3), (37.8, 39.8, 42.9)),
-    ("user", Method("FedAvgM")): ((31.9, 39.2, 41.3), (32.3, 41.6, 43.4)),
-    ("user", Method("FedAvg", vc=True)): ((31.3, 39.7, 43.9), (39.7, 48.9, 52.8)),
-    ("user", Method("FedAvgM", vc=True)): ((37.9, 43.7, 49.1), (43.7, 47.4, 54.6)),
-}
-CENTRALISED = 0.579  # on iNaturalist
+TABLE2: list[tuple[Which, Method]] = [
+    (which, Method(base, vc)) for which in PLACES for vc in (False, True) for base in BASES
+]
+CENTRALISED = PUBLISHED["centralised"]  # on iNaturalist
 
 
 def _cells_of_table2(scale: Scale) -> Cells:
@@ -129,11 +125,6 @@ def _table2(results: Results) -> list[Block]:
     called = {which: one.called for which, one in clients.items()}
     budget = batches(results.scale)[-1]
 
-    def table(by: Budget, place: int) -> Table:
-        rows = {key: published[place] for key, published in TABLE2.items()}
-        of = ("clients", "method", "FedVC")
-        return at_budgets(results, rows, of=of, by=by, called=called)
-
     def reached(which: Which, base: str, vc: bool) -> str:
         found = at_budget(results, Method(base, vc).cell(which), budget, "batches")
         return mean_of(found, 1)
@@ -141,13 +132,14 @@ def _table2(results: Results) -> list[Block]:
     gains = [
         f"{called[which]}, {base}: {reached(which, base, True)}% with, "
         f"{reached(which, base, False)}% without"
-        for which in PLACES
-        for base in BASES
+        for which, base in itertools.product(PLACES, BASES)
     ]
     bounds = {which: (called[which], CENTRALISED) for which in PLACES}
     return [
-        table("rounds", 0),
-        table("batches", 1),
+        *(
+            at_budgets(results, TABLE2, theirs, of=OF[:3], by=by, called=called)
+            for by, theirs in PUBLISHED["table2"].items()
+        ),
         _centralised(results, bounds, "clients", *clients.values()),
         note(__name__, "Reading it", budget=f"{budget:,}", gains="; ".join(gains)),
     ]
@@ -188,7 +180,7 @@ def _figure6(results: Results) -> list[Block]:
         *(
             curves(
                 results,
-                {m.cell(which): m.cell() for clients, m in TABLE2 if clients == which},
+                {m.cell(which): m.cell() for of, m in TABLE2 if of == which},
                 title=f"{population(results.scale, which).used}: test accuracy",
             )
             for which in PLACES
@@ -228,13 +220,11 @@ def composed(scale: Scale) -> Recipe:
 
 def _composed(results: Results) -> list[Block]:
     names = {which: population(results.scale, which).used for which in PLACES}
-    rows = {(which, method): () for which in PLACES for method in COMPOSED}
+    rows = [(which, method) for which in PLACES for method in COMPOSED]
     gains = [(m.cell(which), f"{which}, {m.base}") for which, m in rows if m.vc or m.ir]
-    of = ("clients", "method", "FedVC", "FedIR")
-    budgets: tuple[Budget, ...] = ("rounds", "batches")
     return [
         ahead(results, gains, title="What each brings, after the last round"),
-        *(at_budgets(results, rows, of=of, by=by, called=names) for by in budgets),
+        *(at_budgets(results, rows, of=OF, by=by, called=names) for by in BUDGETS),
         _centralised(results, {which: (names[which], None) for which in PLACES}, "clients"),
         *(
             curves(
@@ -247,16 +237,7 @@ def _composed(results: Results) -> list[Block]:
     ]
 
 
-TABLE3 = {
-    Method("FedAvg", goal=10): (31.3, 39.7, 43.9),
-    Method("FedAvg", goal=100): (36.9, 46.5, 51.4),
-    Method("FedAvg", ir=True, goal=10): (30.1, 41.3, 47.5),
-    Method("FedAvg", ir=True, goal=100): (35.5, 44.8, 49.8),
-    Method("FedAvgM", goal=10): (37.9, 43.7, 49.1),
-    Method("FedAvgM", goal=100): (53.0, 56.1, 57.2),
-    Method("FedAvgM", ir=True, goal=10): (38.4, 42.1, 47.0),
-    Method("FedAvgM", ir=True, goal=100): (51.3, 54.3, 56.2),
-}
+TABLE3 = [Method(base, ir=ir, goal=k) for base in BASES for ir in (False, True) for k in (10, 100)]
 """All with FedVC; K is the paper's report goal."""
 
 
@@ -268,39 +249,24 @@ def table3(scale: Scale) -> Recipe:
     return recipe(scale, ["user"], "table3", cells=cells, blocks=_table3)
 
 
-def _by_goal(
-    results: Results, published: Mapping[Method, Sequence[float]], first: str = ""
-) -> Table:
-    rows = {(first, method): theirs for method, theirs in published.items()}
+def _by_goal(results: Results, item: str, rows: Iterable[Key], first: str = "") -> Table:
     about = f", {first}" if first else ""
-    return at_budgets(results, rows, of=("method", "FedIR", "K"), about=about)
+    of = ("method", "FedIR", "K")
+    return at_budgets(results, rows, PUBLISHED[item], of=of, about=about)
 
 
 def _table3(results: Results) -> list[Block]:
     clients = population(results.scale, "user")
     return [
-        _by_goal(results, TABLE3),
+        _by_goal(results, "table3", [("", method) for method in TABLE3]),
         _centralised(results, {"": (clients.called, CENTRALISED)}, "clients", clients),
         curves(results, [method.cell() for method in TABLE3], title="Test accuracy by round"),
     ]
 
 
 LAYERS = {"two layers": 2, "all layers": None}
-TABLE4: dict[Method, tuple[tuple[float, ...], tuple[float, ...]]] = {  # two layers, all layers
-    Method("FedAvg", goal=10): ((4.2, 14.6, 24.6), (18.2, 38.1, 49.7)),
-    Method("FedAvg", goal=50): ((4.5, 16.5, 26.0), (20.9, 42.0, 53.3)),
-    Method("FedAvg", goal=100): ((4.9, 16.5, 26.3), (21.9, 42.3, 53.4)),
-    Method("FedAvg", ir=True, goal=10): ((6.3, 17.4, 26.6), (19.6, 38.5, 51.7)),
-    Method("FedAvg", ir=True, goal=50): ((7.4, 19.7, 28.8), (26.0, 45.2, 55.0)),
-    Method("FedAvg", ir=True, goal=100): ((7.2, 20.1, 29.0), (26.5, 45.7, 55.2)),
-    Method("FedAvgM", goal=10): ((23.0, 30.1, 30.8), (29.4, 44.1, 53.7)),
-    Method("FedAvgM", goal=50): ((29.9, 36.4, 38.6), (55.2, 62.0, 64.8)),
-    Method("FedAvgM", goal=100): ((31.9, 37.4, 39.6), (56.3, 63.4, 65.0)),
-    Method("FedAvgM", ir=True, goal=10): ((26.5, 32.1, 31.3), (27.9, 45.1, 53.5)),
-    Method("FedAvgM", ir=True, goal=50): ((31.6, 37.5, 38.9), (53.1, 61.6, 63.2)),
-    Method("FedAvgM", ir=True, goal=100): ((33.7, 38.3, 39.8), (57.7, 64.1, 65.9)),
-}
-CENTRALISED_LANDMARKS = {"two layers": 0.4027, "all layers": 0.6705}
+TABLE4 = [Method(base, ir=ir, goal=k) for base in BASES for ir in (False, True) for k in GOALS]
+"""With each number of layers."""
 
 
 def _chosen(scale: Scale) -> list[Method]:
@@ -324,11 +290,13 @@ def table4(scale: Scale) -> Recipe:
 
 def _table4(results: Results) -> list[Block]:
     chosen, clients = _chosen(results.scale), population(results.scale, "landmarks")
-    bounds = {layers: (layers, theirs) for layers, theirs in CENTRALISED_LANDMARKS.items()}
+    bounds = {
+        layers: (layers, theirs) for layers, theirs in PUBLISHED["table4-centralised"].items()
+    }
     return [
         *(
-            _by_goal(results, {method: TABLE4[method][place] for method in chosen}, layers)
-            for place, layers in enumerate(LAYERS)
+            _by_goal(results, "table4", [(layers, method) for method in chosen], layers)
+            for layers in LAYERS
         ),
         _centralised(results, bounds, "trained", clients),
     ]
@@ -345,24 +313,23 @@ def figure5(scale: Scale) -> Recipe:
 def _figure5(results: Results) -> list[Block]:
     middle = 1  # index of 2.5k in the three numbers of rounds of the tables
     budget = rounds(results.scale)[middle]
-    charts = {"iNaturalist": {method: numbers[middle] for method, numbers in TABLE3.items()}}
-    for place, layers in enumerate(LAYERS):
-        theirs = {method: numbers[place][middle] for method, numbers in TABLE4.items()}
-        charts[f"Landmarks, {layers}"] = theirs
+    charts = [("iNaturalist", "", "table3", TABLE3)]
+    charts += [(f"Landmarks, {layers}", layers, "table4", TABLE4) for layers in LAYERS]
     blocks: list[Block] = []
-    for first, theirs in charts.items():
-        plain = [m for m in theirs if not m.ir and results.runs[m.cell(first)]]
+    for first, layers, table, methods in charts:
+        plain = [m for m in methods if not m.ir and results.runs[m.cell(first)]]
         both = {"without": plain, "with": [method._replace(ir=True) for method in plain]}
+        theirs = {m: PUBLISHED[table][m.cell(layers)][middle] / 100 for m in methods}
         ours = {
-            f"{how} FedIR": [at_budget(results, m.cell(first), budget) for m in methods]
-            for how, methods in both.items()
+            f"{how} FedIR": [at_budget(results, m.cell(first), budget) for m in of]
+            for how, of in both.items()
         }
         published = [
-            Series(f"published, {how}", [theirs[m] / 100 for m in methods], hollow=True)
-            for how, methods in both.items()
+            Series(f"published, {how}", [theirs[m] for m in of], hollow=True)
+            for how, of in both.items()
         ]
         groups = [f"{m.base}, K {goal(results.scale, m.goal)}" for m in plain]
-        virtual = ", virtual clients" if first == "iNaturalist" else ""
+        virtual = "" if layers else ", virtual clients"
         title = f"{first}{virtual}, at {budget:,} rounds"
         blocks.append(bars(groups, ours, *published, title=title, digits=1))
     return blocks
@@ -385,19 +352,9 @@ def _figure7(results: Results) -> list[Block]:
     ]
 
 
-STARTS = {"pretrained": 0.579, "scratch": 0.514}  # centralised training from each
+STARTS = PUBLISHED["table5-centralised"]
 SHARES = (10, 50, 90)
-TABLE5 = {
-    ("pretrained", Method("FedAvg", goal=10)): ("165 (1.0×)", "669 (4.1×)", "4,912 (29.8×)"),
-    ("pretrained", Method("FedAvg", goal=100)): ("165 (1.0×)", "567 (3.4×)", "3,780 (22.9×)"),
-    ("pretrained", Method("FedAvgM", goal=10)): ("79 (1.0×)", "249 (3.2×)", "1,505 (19.1×)"),
-    ("pretrained", Method("FedAvgM", goal=100)): ("60 (1.0×)", "116 (1.9×)", "420 (6.9×)"),
-    ("scratch", Method("FedAvg", goal=10)): ("9,005 (1.0×)", "39,236 (4.4×)", "> 50k"),
-    ("scratch", Method("FedAvg", goal=100)): ("7,793 (1.0×)", "> 20k", "> 20k"),
-    ("scratch", Method("FedAvgM", goal=10)): ("1,463 (1.0×)", "5,788 (4.0×)", "> 50k"),
-    ("scratch", Method("FedAvgM", goal=100)): ("977 (1.0×)", "3,733 (3.8×)", "> 20k"),
-}
-"""In brackets: the ratio to the rounds that reach 10%."""
+TABLE5 = [(start, Method(base, goal=k)) for start in STARTS for base in BASES for k in (10, 100)]
 
 
 def _from_starts(scale: Scale, item: str, blocks: Callable[[Results], list[Block]]) -> Recipe:
@@ -451,9 +408,9 @@ def _table5(results: Results) -> list[Block]:
     for share in SHARES:
         header += [f"published @{share}%", f"ours @{share}%"]
     rows: list[list[str]] = []
-    for (start, method), published in TABLE5.items():
+    for start, method in TABLE5:
         rows.append([method.base, start, method.says("K", results.scale)])
-        for share, theirs in zip(SHARES, published, strict=True):
+        for share, theirs in zip(SHARES, PUBLISHED["table5"][method.cell(start)], strict=True):
             rows[-1] += [theirs, _rounds_to(results, start, method, share)]
     words = []
     for base in BASES:
