@@ -11,7 +11,7 @@ from fedlens.config.experiment import Clients, Experiment, LocalTraining, Named
 from fedlens.core.federation import Examples, Holdings
 from fedlens.data.augment import Augment
 from fedlens.data.partitions.dealing import proportions
-from fedlens.recipes.page import beside, curves, note, told
+from fedlens.recipes.page import beside, curves, note, sentences, told
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Curves
 
@@ -93,30 +93,19 @@ def stand_in(scale: Scale) -> str:
     """A text about what differs from the report."""
     words = [scale.instead("cifar10")]
     if scale.name == "small":
-        words.append(
-            "A small CNN trained from scratch at a learning rate of 0.05 takes the place of the "
-            "pretrained ResNet-18 at 0.001; one local epoch of three, half the rounds."
-        )
+        words.append(sentences(__name__, "Small"))
     if scale.name == "paper":
-        words.append("Crop and flip are the book's: the report does not speak of augmentation.")
-        words.append(
-            f"ResNet-18 starts from {weights}."
-            if (weights := pretrained(scale))
-            else "ResNet-18 is trained from scratch: the report's, as far as can be told, began "
-            "with ImageNet weights. Put torchvision's resnet18-*.pth into the folder of the data "
-            "sets (or into `weights` there), or add weights=FILE."
-        )
+        words.append(sentences(__name__, "Augmentation"))
+        weights = pretrained(scale)
+        from_scratch = sentences(__name__, "Without weights")
+        words.append(f"ResNet-18 starts from {weights}." if weights else from_scratch)
     return " ".join(filter(None, words))
 
 
 def recipe(scale: Scale, item: str, *, seeds: int = 3, **more: Any) -> Recipe:
     """The recipe of an item, with this many seeds at the paper's scale."""
-    return Recipe(
-        *told(__name__, item),
-        seeds=range(scale.pick(1, 1, seeds)),
-        stand_in=stand_in(scale),
-        **more,
-    )
+    of_scale = range(scale.pick(1, 1, seeds))
+    return Recipe(*told(__name__, item), seeds=of_scale, stand_in=stand_in(scale), **more)
 
 
 def by_round(

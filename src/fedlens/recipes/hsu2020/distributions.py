@@ -215,7 +215,7 @@ def furthest_apart(shares: Tensor) -> tuple[int, int]:
 
 def figure2(scale: Scale) -> Recipe:
     """Figure 2: how iNaturalist is spread over classes and clients."""
-    places, users = population(scale, "geo"), population(scale, "user")
+    users, places = population(scale, "user"), population(scale, "geo")
     shown = {**partitionings(scale), users.used: users}
     return _recipe("figure2", lambda results: _figure2(results, shown), places, users)
 
