@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from fedlens.config.experiment import Constants, Experiment, Named
@@ -13,34 +12,6 @@ from fedlens.report.blocks import Table
 from fedlens.report.numbers import NONE
 from fedlens.runs.records import Run
 
-_HEADER = (
-    *("experiment", "data", "augmentation", "model", "start", "normalisation", "clients"),
-    *("partition", "local", "algorithm", "rounds", "computed"),
-)
-
-
-def experiments(results: Results) -> Table:
-    """One row per cell with the settings that differ, as run; shared settings are listed once."""
-    rows = [_described(name, runs) for name, runs in results.runs.items()]
-    columns = list(zip(*rows, strict=True))
-    apart = [i for i, cells in enumerate(columns) if i == 0 or len(set(cells)) > 1]
-    shared = [
-        f"{_HEADER[i]} {cells[0]}"
-        for i, cells in enumerate(columns)
-        if i not in apart and cells[0] != NONE
-    ]
-    alike = f" All have: {'; '.join(shared)}." if shared else ""
-    return Table(
-        title="The experiments",
-        name="experiments",
-        header=[_HEADER[i] for i in apart],
-        rows=[[row[i] for i in apart] for row in rows],
-        caption="What sets each experiment apart, and what it was computed with. Its run folder "
-        f"has all of it: the settings in full, and every round.{alike}",
-        folded=len(rows) > 12,
-    )
-
-
 NO_DECAY = "no weight decay"
 ENDS = {"start": "from", "end": "to"}  # values of a schedule
 NORMALISED = {
@@ -50,27 +21,44 @@ NORMALISED = {
 }
 
 
-def _described(name: str, runs: Sequence[Run]) -> list[str]:
-    cell = Experiment.of(runs[0].experiment)
-    clients = cell.clients
-    held = runs[0].partition
+def experiments(results: Results) -> Table:
+    """One row per cell with the settings that differ, as run; shared settings are listed once."""
+    rows = [{"experiment": name} | _described(runs[0]) for name, runs in results.runs.items()]
+    for row, runs in zip(rows, results.runs.values(), strict=True):
+        row["computed"] = "; ".join(dict.fromkeys(map(_computed, runs)))
+    first = rows[0]
+    apart = [c for c in first if c == "experiment" or any(row[c] != first[c] for row in rows)]
+    shared = [f"{c} {first[c]}" for c in first if c not in apart and first[c] != NONE]
+    alike = f" All have: {'; '.join(shared)}." if shared else ""
+    return Table(
+        title="The experiments",
+        name="experiments",
+        header=apart,
+        rows=[[row[c] for c in apart] for row in rows],
+        caption="What sets each experiment apart, and what it was computed with. Its run folder "
+        f"has all of it: the settings in full, and every round.{alike}",
+        folded=len(rows) > 12,
+    )
+
+
+def _described(run: Run) -> dict[str, str]:
+    cell, weights = Experiment.of(run.experiment), run.manifest.get("weights")
+    clients, held = cell.clients, run.partition
     count = len(held["sizes"]) if clients.count is None and held else clients.count
     outputs = f", {cell.outputs} outputs" if cell.outputs else ""
     layers = f", the last {cell.train_last} layers" if cell.train_last else ""
-    return [
-        name,
-        f"{_named(cell.dataset)}, {_normalised(cell)}",
-        _augmentation(cell),
-        f"{_named(cell.model)}{outputs}{layers}",
-        _start(runs[0]),
-        _normalisation(cell),
-        f"{NONE if count is None else f'{count:,}'}, {_cohort(clients.per_round)}",
-        _named(clients.partition),
-        _local(cell),
-        " + ".join(map(_named, cell.algorithm)),
-        f"{cell.rounds:,}",
-        "; ".join(dict.fromkeys(_computed(run) for run in runs)),
-    ]
+    return {
+        "data": f"{_named(cell.dataset)}, {_normalised(cell)}",
+        "augmentation": _augmentation(cell),
+        "model": f"{_named(cell.model)}{outputs}{layers}",
+        "start": f"weights of {Path(weights['source']).name}" if weights else "from scratch",
+        "normalisation": _normalisation(cell),
+        "clients": f"{NONE if count is None else f'{count:,}'}, {_cohort(clients.per_round)}",
+        "partition": _named(clients.partition),
+        "local": _local(cell),
+        "algorithm": " + ".join(map(_named, cell.algorithm)),
+        "rounds": f"{cell.rounds:,}",
+    }
 
 
 def _normalised(cell: Experiment) -> str:
@@ -108,12 +96,6 @@ def _normalisation(cell: Experiment) -> str:
     if not isinstance(model, Named) or model.name not in list(MODELS):
         return cell.norm
     return cell.norm if "norm" in model.options else NONE
-
-
-def _start(run: Run) -> str:
-    """The initial weights of the model."""
-    weights = run.manifest.get("weights")
-    return f"weights of {Path(weights['source']).name}" if weights else "from scratch"
 
 
 def _local(cell: Experiment) -> str:
