@@ -106,20 +106,30 @@ def plan_all(
         raise ValueError(f"seeds is {seeds}: choose 1 or more")
     at = Scale(scale, data)
     recipes = {name: RECIPES[name](at) for name in names}
-    if only:
-        _check_some_match(recipes.values(), only)
-        recipes = {name: one for name, one in recipes.items() if _matching(one, only)}
+    _check_some_match(recipes.values(), only)
     planned = []
     for name, recipe in recipes.items():
+        wanted = [cell for cell in recipe.cells if any(fnmatch.fnmatch(cell, p) for p in only)]
+        if only and not wanted:
+            continue
         folder = Path(out or "reproductions") / f"{name}-{scale}"
         if out is not None and len(names) == 1:
             folder = Path(out)
-        if seeds is not None:
-            recipe = replace(recipe, seeds=range(seeds))
-        planned.append(_planned(name, at, recipe, folder, overrides, only))
-    places = {place: cell for one in planned for place, cell in one.cells.items()}
-    for place, experiment in places.items():
-        if place.exists() and not overwrite and not _is_of(place, experiment):
+        recipe = replace(recipe, seeds=recipe.seeds if seeds is None else range(seeds))
+        cells = _by_place(with_settings(recipe, overrides), folder)
+        places = [
+            place_of(folder, cell, seed, recipe)
+            for cell in (wanted or recipe.cells)
+            for seed in recipe.seeds
+        ]
+        chosen = {place: cells[place] for place in places}
+        planned.append(Reproduction(name, at, recipe, folder, cells, chosen))
+    for place, experiment in Together(planned).cells.items():
+        if (
+            place.exists()
+            and not overwrite
+            and not (is_run(place) and is_run_of(place, experiment))
+        ):
             raise ValueError(
                 f"{place} is a run of another experiment: choose another --out, or add --overwrite"
             )
@@ -129,28 +139,21 @@ def plan_all(
     return planned
 
 
-def _planned(
-    name: str,
-    scale: Scale,
-    recipe: Recipe,
-    folder: Path,
-    overrides: Sequence[str],
-    only: Sequence[str],
-) -> Reproduction:
+def _by_place(recipe: Recipe, folder: Path) -> Cells:
+    """Every cell of a recipe with every seed."""
     cells = {}
-    for cell, changed in with_settings(recipe, overrides).cells.items():
+    for cell, changed in recipe.cells.items():
         for seed in recipe.seeds:
             weights = changed.weights
             if weights is not None and weights.startswith(FROM_CELL):
                 start = place_of(folder, weights.removeprefix(FROM_CELL), seed, recipe)
                 weights = str(start.resolve() / MODEL)
-            place = place_of(folder, cell, seed, recipe)
             is_new = (changed.seed, changed.weights) != (seed, weights)
             # Replacing checks the experiment again: a millisecond each, for maybe thousands.
-            cells[place] = replace(changed, seed=seed, weights=weights) if is_new else changed
-    wanted = _matching(recipe, only) if only else list(recipe.cells)
-    places = [place_of(folder, cell, seed, recipe) for cell in wanted for seed in recipe.seeds]
-    return Reproduction(name, scale, recipe, folder, cells, {p: cells[p] for p in places})
+            cells[place_of(folder, cell, seed, recipe)] = (
+                replace(changed, seed=seed, weights=weights) if is_new else changed
+            )
+    return cells
 
 
 def _check_some_match(recipes: Iterable[Recipe], patterns: Sequence[str]) -> None:
@@ -159,10 +162,6 @@ def _check_some_match(recipes: Iterable[Recipe], patterns: Sequence[str]) -> Non
         if not fnmatch.filter(cells, pattern):
             some = "; ".join(cells[:3])
             raise ValueError(f"no experiment is called {pattern!r}: there are {some}, and so on")
-
-
-def _matching(recipe: Recipe, patterns: Sequence[str]) -> list[str]:
-    return [cell for cell in recipe.cells if any(fnmatch.fnmatch(cell, p) for p in patterns)]
 
 
 @dataclass(frozen=True)
@@ -285,16 +284,12 @@ class Together:
 
     def _take_over(self) -> None:
         """Copy selected runs that another item, here or in a sibling folder, has finished."""
-        wanted = [place for place in self._texts if not _is_over(place)]
-        if not wanted:
-            return
-        done = {**self._beside, **_done(self.cells)}
-        for place in wanted:
-            if (same := done.get(self._texts[place])) is not None:
-                locks = shutil.ignore_patterns(LOCK)
-                copy = partial(
-                    shutil.copytree, same, dirs_exist_ok=True, copy_function=_link, ignore=locks
-                )
+        wanted = {place: text for place, text in self._texts.items() if not _is_over(place)}
+        done = {**self._beside, **_done(self.cells)} if wanted else {}
+        how: dict[str, Any] = {"copy_function": _link, "ignore": shutil.ignore_patterns(LOCK)}
+        for place, text in wanted.items():
+            if text in done:
+                copy: Any = partial(shutil.copytree, done[text], dirs_exist_ok=True, **how)
                 new_folder(place, copy, overwrite=True).release()
 
 
@@ -389,7 +384,3 @@ def place_of(out: Path, cell: str, seed: int, recipe: Recipe) -> Path:
     """The folder of one run: the name of the cell and, if there are several seeds, the seed."""
     name = slug(cell)
     return out / "runs" / (f"{name}-seed{seed}" if len(recipe.seeds) > 1 else name)
-
-
-def _is_of(place: Path, experiment: Experiment) -> bool:
-    return is_run(place) and is_run_of(place, experiment)

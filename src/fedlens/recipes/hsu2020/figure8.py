@@ -110,8 +110,8 @@ def blocks(results: Results) -> list[Block]:
 
 def _contours(scale: Scale, z: list[list[float | None]], **more: Any) -> Contours:
     """Relative accuracies, in a row for each learning rate."""
-    labels = {"y_label": "η_eff", "z_label": "relative accuracy"}
-    return Contours(y=rates(scale), z=z, log_y=True, percent=True, **labels, **more)
+    more |= {"y_label": "η_eff", "z_label": "relative accuracy"}
+    return Contours(y=rates(scale), z=z, log_y=True, percent=True, **more)
 
 
 def _of_alpha(results: Results, grid: Grid, where: str) -> list[Block]:

@@ -265,7 +265,7 @@ def at_budgets(
     *,
     of: Sequence[str],
     by: Budget = "rounds",
-    called: Mapping[str, str] = {},
+    called: Mapping[Any, str] = {},
     about: str = "",
 ) -> Table:
     """Accuracy at fixed numbers of rounds or batches, ours beside `theirs` by cell, in percent.

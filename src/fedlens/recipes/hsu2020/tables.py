@@ -74,7 +74,7 @@ def _bounds(scale: Scale) -> Cells:
 
 def _centralised(
     results: Results,
-    rows: Mapping[str, tuple[str, float | None]],
+    rows: Mapping[Any, tuple[str, float | None]],
     of: str,
     *clients: Population,
 ) -> Table:
