@@ -8,7 +8,7 @@ import pytest
 
 def draw_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test puts in the place of drawing is in this process alone."""
-    monkeypatch.setattr("fedlens.report.artists.artists", nullcontext)
+    monkeypatch.setattr("fedlens.report.drawing.worker_processes", nullcontext)
 
 
 def draw_svg_alone(monkeypatch: pytest.MonkeyPatch, some_picture: dict[str, bytes]) -> None:

@@ -10,18 +10,14 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fedlens.cli import completion
 from fedlens.data.places import existing
-from fedlens.runs.progress import counted, shown
 from fedlens.storage.reading import argument, printable
 from fedlens.storage.run_files import to_json
-
-if TYPE_CHECKING:
-    from fedlens.report.artists import Artists
 
 ExperimentFile = Annotated[Path, typer.Argument(help="An experiment file, TOML or JSON.")]
 Overrides = Annotated[
@@ -102,18 +98,9 @@ def print_json(content: Any) -> None:
     print(json.dumps(json.loads(to_json(content))), flush=True)
 
 
-def draw_page(
-    runs: Sequence[Path], out: Path | None, quiet: bool, as_json: bool, artists: Artists | None
-) -> None:
-    """Draw the page of runs, and say where it is."""
-    from fedlens.report import report
+def print_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> None:
+    """Print a table, which on a terminal is no wider than that."""
+    from fedlens.report.tables import table
 
-    with shown(not quiet, counted, "figures") as watch:
-        page = report(runs, out, watch, artists)
-    if not as_json:
-        print(f"report: {printable(str(page))}")
-
-
-def terminal_columns() -> int | None:
-    """The width of the terminal in characters; None (no limit) for a file or a pipe."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(table(header, body, columns))

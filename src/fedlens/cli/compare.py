@@ -18,7 +18,7 @@ from fedlens.cli.arguments import (
     once_written,
     one_value_each,
     print_json,
-    terminal_columns,
+    print_table,
     warn,
 )
 from fedlens.cli.report import say_passed_over
@@ -26,7 +26,6 @@ from fedlens.cli.sweep import prepared, run_shown
 from fedlens.config.experiment import Experiment
 from fedlens.config.explained import keys
 from fedlens.config.options import did_you_mean
-from fedlens.runs.progress import counted, shown
 from fedlens.storage.reading import printable
 from fedlens.storage.run_files import runs_in
 
@@ -67,17 +66,16 @@ def compare_command(
     as_json: Json = False,
 ) -> None:
     """Test whether one algorithm is better than another, by seed."""
-    from fedlens.report.artists import artists
     from fedlens.report.compare import compare
+    from fedlens.report.drawing import drawing
     from fedlens.report.pairs import check_target, pair_rows
-    from fedlens.report.tables import table
 
     check_target(target, "--target")  # before any run
     overrides = [word for word in what if _is_override(word)]
     named = _named([word for word in what if word not in overrides])
     paths = [path for some in named.values() for path in some]
     variants: Mapping[str, Sequence[Path]] | list[Path] = named if "" not in named else paths
-    drawn: AbstractContextManager[None] = nullcontext()
+    written: AbstractContextManager[None] = nullcontext()
     if missing := [path for path in paths if not path.exists()]:
         raise ValueError(
             f"there is no {missing[0]}: name experiment files, or folders that fedlens run wrote"
@@ -96,15 +94,15 @@ def compare_command(
             read = {name: Experiment.read(path, overrides) for name, path in files.items()}
         runs = _run(read, SEEDS if seeds is None else seeds, out, data, ray_address, quiet)
         variants = runs if by is None else [path for some in runs.values() for path in some]
-        drawn = once_written()
+        written = once_written()
     elif ray_address is not None:
         raise ValueError("--ray-address is for experiment files: run folders need no cluster")
     elif overrides:
         raise ValueError(f"{overrides[0]} is for experiment files: run folders have their own")
     elif seeds is not None:
         raise ValueError(f"--seeds {seeds} is for experiment files: run folders have their own")
-    with drawn, artists() as drawing, shown(not quiet, counted, "figures") as watch:
-        found = compare(variants, by, target, last, out, watch, drawing)
+    with written, drawing(not quiet) as draw:
+        found = compare(variants, by, target, last, out, draw)
     if found.left_out:
         warn(f"left out: runs that {found.left_out}")
     if found.unequal:
@@ -113,7 +111,8 @@ def compare_command(
         print_json([asdict(pair) for pair in found.pairs])
         return
     if len(found.pairs) > 1:
-        print(f"{table(*pair_rows(found.pairs), terminal_columns())}\n")
+        print_table(*pair_rows(found.pairs))
+        print()
     print(printable(found.summary))
     print(f"report: {printable(str(found.page))}")
 

@@ -11,7 +11,14 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.arguments import DataFolder, ExperimentFile, Json, Overrides, Quiet, print_json
+from fedlens.cli.arguments import (
+    DataFolder,
+    ExperimentFile,
+    Json,
+    Overrides,
+    Quiet,
+    print_json,
+)
 from fedlens.cli.stopping import Stopped
 from fedlens.config.experiment import Experiment
 from fedlens.fleet import CACHE
@@ -98,7 +105,7 @@ def serve_command(
     from fedlens.fleet.serve import serve
     from fedlens.fleet.server import Job
     from fedlens.fleet.terms import check_possible, for_fleet, say_without_effect
-    from fedlens.report.artists import artists
+    from fedlens.report.drawing import drawing
     from fedlens.runs.folder import check_free
 
     check_possible(for_fleet(described))
@@ -127,8 +134,8 @@ def serve_command(
         if can_go_on(folder, replaced):
             raise Stopped("go on with the same command and --resume") from error
         raise
-    with artists() as drawing:
-        finish_run(folder, status, as_json, quiet, drawing)
+    with drawing(not quiet) as draw:
+        finish_run(folder, status, as_json, draw)
 
 
 @fleet_app.command("join")

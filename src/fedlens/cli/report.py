@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedlens.cli.arguments import Quiet, terminal_columns, warn
-from fedlens.runs.progress import counted, shown
+from fedlens.cli.arguments import Quiet, print_table, warn
 from fedlens.storage.reading import printable
 
 if TYPE_CHECKING:
@@ -24,17 +23,17 @@ def report_command(
     quiet: Quiet = False,
 ) -> None:
     """Draw the results of runs: figures, and one HTML page."""
-    from fedlens.report import read_all, report, rows, table
-    from fedlens.report.artists import artists
+    from fedlens.report import read_all, report, rows
+    from fedlens.report.drawing import drawing
     from fedlens.storage.run_files import runs_in
 
     if out is not None and out.suffix == ".html":
         raise ValueError(f"--out {out}: name a folder for report.html and its figures")
     say_passed_over(runs)
     runs = runs_in(runs)
-    with artists() as drawing, shown(not quiet, counted, "figures") as watch:
-        page = report(runs, out, watch, drawing)
-    print(table(*rows(read_all(runs)), terminal_columns()))
+    with drawing(not quiet) as draw:
+        page = report(runs, out, draw)
+    print_table(*rows(read_all(runs)))
     print(f"report: {printable(str(page))}")
 
 

@@ -6,6 +6,7 @@ import itertools
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,7 +83,7 @@ def reproduce_command(
     as_json: Json = False,
 ) -> None:
     """Reproduce tables and figures of papers. Finished runs are kept."""
-    from fedlens.report.artists import artists
+    from fedlens.report.drawing import save_all, worker_processes
 
     names = list(dict.fromkeys(word for word in words if "=" not in word))
     overrides = [word for word in words if "=" in word]
@@ -99,8 +100,9 @@ def reproduce_command(
             )
         if len(names) != 1:
             raise ValueError(f"--from draws one page, not {len(names)}: name one table or figure")
-        with artists() as drawing, shown(not quiet, counted, "page") as watch:
-            drawn = redraw(names[0], scale, stored, out, data=data, watch=watch, artists=drawing)
+        with worker_processes() as process, shown(not quiet, counted, "page") as watch:
+            draw = partial(save_all, process=process, watch=watch)
+            drawn = redraw(names[0], scale, stored, out, data=data, watch=watch, drawing=draw)
         if store is not None:
             keep(store, names[0], drawn.results, overrides, revision)
         _print({names[0]: drawn}, scale, as_json)
@@ -165,15 +167,14 @@ def _pages(
     With a single item, its error is raised.
     """
     from fedlens.recipes.reproduce import show
-    from fedlens.report.artists import artists
+    from fedlens.report.drawing import drawing
 
     done: dict[str, Reproduced] = {}
     failed: list[Exception] = []
-    with artists() as drawing:
+    with drawing(not quiet) as draw:
         for one in planned:
             try:
-                with shown(not quiet, counted, "figures") as watch:
-                    done[one.name] = show(one, watch, drawing)
+                done[one.name] = show(one, draw)
             except Exception as error:
                 if len(planned) == 1:
                     raise

@@ -23,11 +23,10 @@ from fedlens.cli.arguments import (
     RayAddress,
     Seed,
     Track,
-    draw_page,
     name_cluster,
     once_written,
     one_value_each,
-    terminal_columns,
+    print_table,
     warn,
 )
 from fedlens.cli.stopping import Stopped
@@ -51,7 +50,7 @@ from fedlens.storage.run_files import (
 )
 
 if TYPE_CHECKING:
-    from fedlens.report.artists import Artists
+    from fedlens.report.drawing import Draw
 
 EXIT = {"finished": 0, "invalid": 1, "diverged": 3, "stopped": 4}
 
@@ -73,24 +72,20 @@ def run_command(
     as_json: Json = False,
 ) -> None:
     """Run one experiment."""
-    from fedlens.report.artists import artists
+    from fedlens.report.drawing import drawing
 
+    chosen = {"rounds": rounds, "seed": seed, "device": device}
     given = list(overrides or [])
-    if rounds is not None:
-        given.append(f"rounds={rounds}")
-    if seed is not None:
-        given.append(f"seed={seed}")
-    if device is not None:
-        given.append(f"device={json.dumps(device)}")
+    given += [f"{key}={json.dumps(value)}" for key, value in chosen.items() if value is not None]
     with one_value_each(given, f"fedlens sweep {argument(experiment)} --grid"):
         described = Experiment.read(experiment, given)
     name_cluster(ray_address, [described.engine])
     wanted = Path("runs") / experiment.stem
     place = _placed(out or wanted, overwrite) if out or overwrite else _reserved(wanted)
     # Started before PyTorch is imported, so that matplotlib is imported at the same time.
-    with artists() as drawing:
+    with drawing(not quiet) as draw:
         folder, status = _run(described, place, overwrite, data, track or (), quiet)
-        finish_run(folder, status, as_json, quiet, drawing)
+        finish_run(folder, status, as_json, draw)
 
 
 def _run(
@@ -149,7 +144,7 @@ def resume_command(
     as_json: Json = False,
 ) -> None:
     """Continue a run that stopped, to the same result."""
-    from fedlens.report.artists import artists
+    from fedlens.report.drawing import drawing
     from fedlens.runs.run import resume
     from fedlens.runs.track import tracking
 
@@ -160,7 +155,7 @@ def resume_command(
     total = check(tables.get("rounds", 0), int, "rounds") if rounds is None else rounds
     done = last_saved(folder) or 0
     is_over = read_status(folder) == "finished" and total <= done
-    with artists() as drawing:
+    with drawing(not quiet) as draw:
         with _resume_hint(folder), tracking(track or (), folder, tables) as send:
             result = resume(
                 folder, rounds=rounds, data=data, watch=send, engine=chosen, progress=not quiet
@@ -170,14 +165,12 @@ def resume_command(
                 f"{folder} is finished, so nothing was run: add "
                 f"--rounds, more than {done}, to go on"
             )
-        finish_run(folder, result.status, as_json, quiet, drawing)
+        finish_run(folder, result.status, as_json, draw)
 
 
-def finish_run(
-    folder: Path, status: str, as_json: bool, quiet: bool, artists: Artists | None = None
-) -> None:
+def finish_run(folder: Path, status: str, as_json: bool, draw: Draw) -> None:
     """Print the results of a run that is over, write its page, and exit with its status."""
-    from fedlens.report import read_all, rows, table
+    from fedlens.report import read_all, report, rows
     from fedlens.report.cautions import cautions
     from fedlens.report.holdings import client_header, client_rows, worth
     from fedlens.report.personal import HEADER as PERSONAL
@@ -193,12 +186,16 @@ def finish_run(
             print((folder / SUMMARY).read_text(encoding="utf-8"), end="", flush=True)
             print(*told, sep="\n", end="\n" if told else "", file=sys.stderr)
         else:
-            print(table(*rows([run]), terminal_columns()))
+            print_table(*rows([run]))
             named = run.partition is not None and "client_names" in run.partition
             if named and (clients := client_rows(run)):
-                print(f"\n{table(client_header(run), clients, terminal_columns())}\n")
+                print()
+                print_table(client_header(run), clients)
+                print()
             if own := personal_rows(run):
-                print(f"\n{table(PERSONAL, own, terminal_columns())}\n")
+                print()
+                print_table(PERSONAL, own)
+                print()
             if line := privacy_line(run):
                 print(textwrap.fill(printable(f"{line}."), 80))
             for line in worth(run):
@@ -208,7 +205,9 @@ def finish_run(
                 print(f"ended:  {printable(str(run.summary['reason']))}")
             # Flushed at once, since the page takes longer than some runs.
             print(f"run:    {printable(str(folder))}", flush=True)
-        draw_page([folder], None, quiet, as_json, artists)
+        page = report([folder], draw=draw)
+        if not as_json:
+            print(f"report: {printable(str(page))}")
     listed = run.manifest.get("left_out")
     left_out = len(listed) if isinstance(listed, list) else 0
     if left_out:

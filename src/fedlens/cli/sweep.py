@@ -16,12 +16,11 @@ from fedlens.cli.arguments import (
     Json,
     Quiet,
     RayAddress,
-    draw_page,
     name_cluster,
     once_written,
     one_value_each,
     print_json,
-    terminal_columns,
+    print_table,
     warn,
 )
 from fedlens.cli.run import EXIT
@@ -32,7 +31,7 @@ from fedlens.storage.reading import printable
 from fedlens.storage.run_files import UNSOUND
 
 if TYPE_CHECKING:
-    from fedlens.report.artists import Artists
+    from fedlens.report.drawing import Draw
     from fedlens.runs.result import Result
     from fedlens.runs.sweep import Sweep
 
@@ -64,7 +63,7 @@ def sweep_command(
     as_json: Json = False,
 ) -> None:
     """Run every combination of values. The same command continues a sweep that stopped."""
-    from fedlens.report.artists import artists
+    from fedlens.report.drawing import drawing
     from fedlens.runs.grid import combinations, naming, parse_axes
 
     given = list(overrides or [])
@@ -77,9 +76,9 @@ def sweep_command(
             points[name] = Experiment.read(experiment, given + own)
     folder = out or Path("runs") / f"{experiment.stem}-sweep"
     sweep = prepared(points, folder, data, ray_address, quiet, overwrite)
-    with artists() as drawing:
+    with drawing(not quiet) as draw:
         results = run_shown(sweep, folder, quiet)
-        _finish(results, folder, as_json, quiet, drawing)
+        _finish(results, folder, as_json, draw)
 
 
 def prepared(
@@ -129,10 +128,8 @@ def _seed(file: Path, overrides: list[str], axes: Mapping[str, Sequence[Any]]) -
             raise ValueError(f"{other} (point {name})") from other
 
 
-def _finish(
-    results: dict[str, Result], folder: Path, as_json: bool, quiet: bool, artists: Artists | None
-) -> None:
-    from fedlens.report import read_all, rows, table
+def _finish(results: dict[str, Result], folder: Path, as_json: bool, draw: Draw) -> None:
+    from fedlens.report import read_all, report, rows
     from fedlens.report.groups import means
 
     runs = [folder / name for name in results]
@@ -141,30 +138,30 @@ def _finish(
             print_json({name: result.summary for name, result in results.items()})
         else:
             found = read_all(runs)
-            print(table(*rows(found), terminal_columns()))
+            print_table(*rows(found))
             if (over_seeds := means(found)) is not None:
                 header, body, best = over_seeds
                 if len(body) < len(runs):
-                    print(f"\n{table(header, body, terminal_columns())}\n")
+                    print()
+                    print_table(header, body)
+                    print()
                 for words in best:
                     print(f"best:   {printable(words)}")
             print(f"runs:   {printable(str(folder))}", flush=True)
-        draw_page(runs, folder, quiet, as_json, artists)
-    ends = {"diverged": "diverged", "invalid": f"ended with a loss that is {UNSOUND}"}
-    for status, words in ends.items():
-        names = [name for name, result in results.items() if result.status == status]
-        if names:
-            count = f"{len(names)} of {len(results)} points"
-            warn(f"{count} {words}: {' '.join(names)}")
-    names = [
-        name
-        for name, result in results.items()
-        if result.status == "finished" and result.summary.get("collapsed") is True
-    ]
-    if names:
-        warn(
-            f"in {len(names)} of {len(results)} points the model gives every image the "
-            f"same class: {' '.join(names)}"
-        )
+        page = report(runs, folder, draw)
+        if not as_json:
+            print(f"report: {printable(str(page))}")
+    by_end: dict[str, list[str]] = {}
+    for name, result in results.items():
+        collapsed = result.status == "finished" and result.summary.get("collapsed") is True
+        by_end.setdefault("collapsed" if collapsed else result.status, []).append(name)
+    words = {
+        "diverged": "{} diverged",
+        "invalid": f"{{}} ended with a loss that is {UNSOUND}",
+        "collapsed": "in {} the model gives every image the same class",
+    }
+    for end in [one for one in words if one in by_end]:
+        count = f"{len(by_end[end])} of {len(results)} points"
+        warn(f"{words[end].format(count)}: {' '.join(by_end[end])}")
     statuses = {result.status for result in results.values()}
     raise SystemExit(0 if "finished" in statuses else EXIT[min(statuses, key=EXIT.__getitem__)])

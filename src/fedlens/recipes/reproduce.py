@@ -17,7 +17,7 @@ from fedlens.recipes import RECIPES, ScaleName, check_known, slug
 from fedlens.recipes.experiments import experiments
 from fedlens.recipes.page import captioned, led_by_a_figure, opening
 from fedlens.recipes.recipe import FROM_CELL, Recipe, Results, Scale, with_settings
-from fedlens.report.artists import Artists, Drawing
+from fedlens.report.drawing import Draw, save_all
 from fedlens.report.page import render_page
 from fedlens.runs.folder import new_folder
 from fedlens.runs.manifest import is_run_of, text_of
@@ -340,13 +340,11 @@ def reproduce(
     return show(planned)
 
 
-def show(
-    planned: Reproduction, watch: Drawing | None = None, artists: Artists | None = None
-) -> Reproduced:
+def show(planned: Reproduction, drawing: Draw = save_all) -> Reproduced:
     """Draw the page of a reproduction from the runs that are done."""
     recipe, results = planned.recipe, results_of(planned)
     blocks = blocks_of(recipe, results)
-    return draw(planned.name, recipe, results, blocks, planned.out, watch, artists)
+    return draw(planned.name, recipe, results, blocks, planned.out, drawing)
 
 
 def results_of(planned: Reproduction) -> Results:
@@ -365,11 +363,10 @@ def draw(
     results: Results,
     blocks: Sequence[Block],
     out: Path,
-    watch: Drawing | None = None,
-    artists: Artists | None = None,
+    drawing: Draw = save_all,
 ) -> Reproduced:
     """Draw the page of a recipe from its blocks."""
-    page = render_page(f"{name}: {recipe.title}", recipe.about, blocks, out, watch, artists)
+    page = render_page(f"{name}: {recipe.title}", recipe.about, blocks, out, drawing)
     return Reproduced(page, results, blocks)
 
 

@@ -23,7 +23,7 @@ from fedlens.recipes.store import (
     read_packed,
     runs_of,
 )
-from fedlens.report.artists import Artists
+from fedlens.report.drawing import Draw, save_all
 from fedlens.runs.manifest import as_today
 from fedlens.runs.records import Run, read, settings
 from fedlens.storage.reading import demand_fields, is_file, reading
@@ -43,21 +43,20 @@ def redraw(
     *,
     data: Path | None = None,
     watch: Callable[..., None] | None = None,
-    artists: Artists | None = None,
+    drawing: Draw = save_all,
 ) -> Reproduced:
     """Draw the page of a table or figure from records; nothing is trained.
 
     `stored` is a store with an index, one of its packed files, or a folder of run folders: `runs`
     of a reproduction, or the reproduction. The page shows the cells and seeds that were run; it
     needs data sets only if it shows their images or labels. `watch` is called with how many runs
-    are read of how many, and "reading records", and then with how many figures are drawn of how
-    many.
+    are read of how many, and "reading records".
     """
     recipe, results = restore(name, scale, stored, data, watch)
     with reading(stored):  # records from elsewhere may hold anything
         blocks = blocks_of(recipe, results)
     folder = Path(out) if out is not None else Path("reproductions") / f"{name}-{scale}"
-    return draw(name, recipe, results, blocks, folder, watch, artists)
+    return draw(name, recipe, results, blocks, folder, drawing)
 
 
 def keep(

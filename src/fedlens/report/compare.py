@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from fedlens.report.artists import Artists, Drawing
 from fedlens.report.blocks import (
     Bars,
     Block,
@@ -20,6 +19,7 @@ from fedlens.report.blocks import (
     Text,
 )
 from fedlens.report.curves import curve_blocks
+from fedlens.report.drawing import Draw, save_all
 from fedlens.report.groups import Group, in_all, mean_and_std
 from fedlens.report.numbers import NONE, Cell, format_number
 from fedlens.report.page import render_page
@@ -69,8 +69,7 @@ def compare(
     target: float | None = None,
     last: int | None = None,
     out: str | Path | None = None,
-    watch: Drawing | None = None,
-    artists: Artists | None = None,
+    draw: Draw = save_all,
 ) -> Comparison:
     """Compare finished runs, and write the page to `out`/report.html.
 
@@ -126,7 +125,7 @@ def compare(
     ]
     folder = Path(out) if out is not None else common_folder(runs) / "comparison"
     headline = "\n".join([summary, *caution_words(finished)])
-    page = render_page(f"{' or '.join(_names(found))}?", headline, blocks, folder, watch, artists)
+    page = render_page(f"{' or '.join(_names(found))}?", headline, blocks, folder, draw)
     verdicts = [pair.words() for pair in paired]
     return Comparison(found, paired, verdicts, summary, page, unfinished, unequal)
 

@@ -16,8 +16,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlens.report.artists import Artists, Drawing, save_all
 from fedlens.report.blocks import FORMATS, Block, Curves, Facts, Table, Text, is_drawn, places
+from fedlens.report.drawing import Draw, save_all
 from fedlens.report.numbers import LARGE, Cell, format_number
 from fedlens.runs.records import is_number
 from fedlens.storage.files import write_atomically
@@ -54,21 +54,19 @@ def render_page(
     summary: str,
     blocks: Sequence[Block],
     out: str | Path,
-    watch: Drawing | None = None,
-    artists: Artists | None = None,
+    draw: Draw = save_all,
 ) -> Path:
     """Write the page of `blocks` to `out`/report.html, and return its path.
 
     Its figures go to `out`/figures, as PNG, SVG and PDF, with the data of each as csv. Figures of
-    an earlier page in `out` are deleted. `watch` is called with the number of figures drawn and
-    their total. The worker processes of `artists` draw them; without it, this process does.
+    an earlier page in `out` are deleted.
     """
     out, name = Path(out), "report.html"
     blocks = distinct(blocks)
     drawn = [block for block in blocks if is_drawn(block)]
     try:
         earlier = _files_of(out / name)
-        pictures = save_all(drawn, out / "figures", artists, watch)
+        pictures = draw(drawn, out / "figures")
         for one in blocks:
             if not isinstance(one, Text):
                 write_atomically(out / "figures" / f"{one.slug}.csv", csv_of(one))
