@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
+from urllib.error import HTTPError
 from urllib.parse import SplitResult, urlsplit
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -28,60 +30,74 @@ def add_round(folder: Path, round: int, accuracy: float) -> None:
         file.write(json.dumps({"round": round, "test_accuracy": accuracy}) + "\n")
 
 
-def next_event(stream: http.client.HTTPResponse) -> str:
-    for line in stream:
-        if line.startswith(b"event: "):
-            return line.decode().strip().removeprefix("event: ")
-    raise AssertionError("the stream has ended")
+class Reader:
+    """Asks for a page as page.js does."""
+
+    def __init__(self, address: str) -> None:
+        self.address, self.version = address, ""
+
+    def ask(self) -> str | None:
+        """The page, or None if it is the one that the reader has."""
+        request = Request(self.address, headers={"If-None-Match": self.version})
+        try:
+            with urlopen(request, timeout=300) as answer:
+                self.version = answer.headers["ETag"]
+                return cast(bytes, answer.read()).decode()
+        except HTTPError as error:
+            assert error.code == 304
+            return None
+
+    def next_page(self) -> str:
+        while (page := self.ask()) is None:
+            time.sleep(0.01)
+        return page
 
 
 def test_a_page_is_renewed_as_another_process_writes(recorded: Make) -> None:
     folder = recorded("going", [{"round": 1, "test_accuracy": 0.5}], status="running")
     summary = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps({"status": "running"}))
-    with (
-        FolderLock(folder),
-        serving([folder]) as address,
-        urlopen(f"{address}events", timeout=300) as events,
-    ):
-        assert next_event(events) == "change"
-        assert (
-            "going reached 50.0% test accuracy (running, 1 round)"
-            in urlopen(address).read().decode()
-        )
+    with FolderLock(folder), serving([folder]) as address:
+        reader = Reader(address)
+        page = reader.next_page()
+        assert "going reached 50.0% test accuracy (running, 1 round)" in page
+        assert 'data-live="yes"' in page
         with (folder / "rounds.jsonl").open("a") as file:
             file.write('{"round": 2, "test_accu')  # torn: it is no error, and says nothing yet
-        assert next_event(events) == "change"
-        assert "50.0%" in urlopen(address).read().decode()
+        assert "50.0%" in reader.next_page()
         with (folder / "rounds.jsonl").open("a") as file:
             file.write('racy": 0.75}\n')
-        assert next_event(events) == "change"
-        assert "going reached 75.0%" in urlopen(address).read().decode()
+        assert "going reached 75.0%" in reader.next_page()
         summary["status"] = "finished"
         (folder / "summary.json").write_text(json.dumps(summary | {"final": {}}))
-        assert next_event(events) == "end"
+        assert 'data-live="ended"' in reader.next_page()
 
 
 def test_a_run_that_dies_without_a_word_is_seen_as_interrupted(recorded: Make) -> None:
     folder = recorded("going", [{"round": 1, "test_accuracy": 0.5}], status="running")
     (folder / "summary.json").write_text(json.dumps({"status": "running"}))
     lock = FolderLock(folder)
-    with serving([folder]) as address, urlopen(f"{address}events", timeout=300) as events:
-        assert next_event(events) == "change"
+    with serving([folder]) as address:
+        reader = Reader(address)
+        assert 'data-live="yes"' in reader.next_page()
         lock.release()  # as the system does for a process that was killed
-        assert next_event(events) == "end"
-        page = urlopen(address).read().decode()
+        page = reader.next_page()
+    assert 'data-live="ended"' in page
     assert "(interrupted after 1 round)" in page
 
 
-def test_a_run_that_is_being_replaced_leaves_the_page_as_it_was(run_folder: Make) -> None:
+def test_a_run_that_is_being_replaced_leaves_the_page_as_it_was(
+    run_folder: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "LOOK_SECONDS", 0.0)
     folder = run_folder("a", rounds=4)
-    with serving([folder]) as address, urlopen(f"{address}events", timeout=300) as events:
-        assert next_event(events) == "end"
+    with serving([folder]) as address:
+        reader = Reader(address)
+        assert "after 4 rounds" in reader.next_page()
         (folder / "manifest.json").unlink()
         add_round(folder, 5, 0.9)
-        page = urlopen(address).read().decode()
-    assert "after 4 rounds" in page
+        assert reader.ask() is None
+        assert "after 4 rounds" in urlopen(address).read().decode()
 
 
 def test_a_file_that_goes_while_it_is_looked_at_is_looked_for_again(
@@ -147,8 +163,6 @@ def test_a_connection_that_drips_is_cut(run_folder: Make, monkeypatch: pytest.Mo
             for _ in range(60_000):  # letters of a line that may have 65,536
                 dripping.sendall(b"x")
                 time.sleep(0.005)
-        with urlopen(f"{address}events", timeout=300) as events:  # one that has asked may stay
-            assert next_event(events) == "end"
 
 
 def test_two_hundred_readers_are_served_and_the_page_is_made_once(
@@ -164,18 +178,10 @@ def test_two_hundred_readers_are_served_and_the_page_is_made_once(
     folder = recorded("going", [{"round": 1, "test_accuracy": 0.5}], status="running")
     (folder / "summary.json").write_text(json.dumps({"status": "running"}), encoding="utf-8")
     lock = FolderLock(folder)  # without one nobody runs it
-    with serving([folder]) as address, ExitStack() as readers:
-        readers.callback(lock.release)
-        streams = [
-            readers.enter_context(urlopen(f"{address}events", timeout=300)) for _ in range(200)
-        ]
-        for stream in streams:
-            assert next_event(stream) == "change"
-        for _ in range(200):
-            assert urlopen(address, timeout=300).read() == b"a page"
-        add_round(folder, 2, 0.75)
-        for stream in streams:
-            assert next_event(stream) == "change"
+    with serving([folder]) as address, ThreadPoolExecutor(200) as readers:
+        pages = [readers.submit(Reader(address).next_page) for _ in range(200)]
+        assert {page.result() for page in pages} == {"a page"}
+    lock.release()
     assert made == [1]
 
 
@@ -185,9 +191,7 @@ def test_others_than_this_machine_need_the_token(run_folder: Make) -> None:
         here = SplitResult("http", f"127.0.0.1:{place.port}", place.path, "", "")
         assert len(place.path) > 20
         assert "a reached" in urlopen(here.geturl(), timeout=300).read().decode()
-        with urlopen(f"{here.geturl()}events", timeout=300) as events:
-            assert next_event(events) == "end"
-        for path in ("/", "/events", f"{place.path[:-2]}/", "/x/events"):
+        for path in ("/", f"{place.path[:-2]}/", "/x/"):
             request = f"GET {path} HTTP/1.1\r\nHost: a.example\r\n\r\n".encode()
             assert answer(here, request).startswith(b"HTTP/1.0 404 ")
 

@@ -6,13 +6,13 @@ import hmac
 import ipaddress
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from threading import Lock, Thread
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from fedlens.report.blocks import Block, Curves
@@ -27,59 +27,43 @@ LOOK_SECONDS = 0.5  # minimum pause between two checks of the run folders
 LOOK_SHARE = 0.1  # share of the time spent reading at most: the records may be long
 ASK_SECONDS = 10.0  # time limit for a complete request
 SEND_SECONDS = 60.0  # time limit for sending an answer
-BEAT_SECONDS = 15.0  # a silent event stream gets a keep-alive line after this time
 
 
 class Live:
-    """The state of runs that may still be writing, as of the last `look`."""
+    """The page of runs that may still be writing."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = folders
         self.runs = read_all(folders)
         self.version = 0  # grows with each change
-        self.closed = False
-        self.changed = threading.Condition()
         self._pictures: dict[str, tuple[Block, str]] = {}
         self._page: tuple[int, bytes] | None = None
-        self._drawing = threading.Lock()
+        self._lock = Lock()  # matplotlib's settings are global, so one thread draws at a time
         self._stamps = self._stamp()
-
-    @property
-    def ended(self) -> bool:
-        return all(run.status != "running" for run in self.runs)
+        self._next_look = 0.0
 
     def look(self) -> None:
         """Read the runs again if their files changed."""
-        stamps = self._stamp()
-        if stamps == self._stamps:
-            return
-        with suppress(OSError, ValueError):  # a run is being replaced: keep the last state
-            self.runs, self._stamps = read_all(self.folders), stamps
-            with self.changed:
+        started, stamps = time.monotonic(), self._stamp()
+        if stamps != self._stamps:
+            with suppress(OSError, ValueError):  # a run is being replaced: keep the last state
+                self.runs, self._stamps = read_all(self.folders), stamps
                 self.version += 1
-                self.changed.notify_all()
+        ended = time.monotonic()
+        self._next_look = ended + max(LOOK_SECONDS, (ended - started) * (1 / LOOK_SHARE - 1))
 
-    def wait(self, seen: int) -> int | None:
-        """Wait up to `BEAT_SECONDS` for a version other than `seen`; None once this is closed."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.version != seen or self.closed, BEAT_SECONDS)
-            return None if self.closed else self.version
-
-    def close(self) -> None:
-        """Wake all waiting threads; `wait` then returns None."""
-        with self.changed:
-            self.closed = True
-            self.changed.notify_all()
-
-    def page(self) -> bytes:
-        """The page as of the last `look`; each version is rendered once and cached."""
-        with self._drawing:  # matplotlib's settings are global, so drawing needs the lock as well
-            runs, version = self.runs, self.version
-            if self._page is None or self._page[0] != version:
-                blocks = distinct(run_blocks(runs))
-                text = html(title_of(runs), headline(runs), blocks, self._picture, live=True)
-                self._page = version, text.encode(errors="backslashreplace")
-            return self._page[1]
+    def page(self) -> tuple[int, bytes]:
+        """The version of the runs and its page, which is rendered once and cached."""
+        with self._lock:
+            if time.monotonic() >= self._next_look:
+                self.look()
+            if self._page is None or self._page[0] != self.version:
+                runs, blocks = self.runs, distinct(run_blocks(self.runs))
+                live: Literal["yes", "ended"]
+                live = "yes" if any(run.status == "running" for run in runs) else "ended"
+                text = html(title_of(runs), headline(runs), blocks, self._picture, live)
+                self._page = self.version, text.encode(errors="backslashreplace")
+            return self._page
 
     def _picture(self, block: Any) -> str:
         """The SVG of a block, cached while the block is equal; page.js draws curves itself."""
@@ -109,38 +93,23 @@ def serving(folders: Sequence[Path], host: str = "127.0.0.1", port: int = 0) -> 
 
     If other machines can connect, the URL contains a random token, and requests without it fail.
     """
-    live = Live(folders)
     home = "/" if _is_loopback(host) else f"/{secrets.token_urlsafe(16)}/"
     try:
-        server = Server((host, port), _handler(live, host, home))
+        server = Server(host, port, home, Live(folders))
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ValueError(
             f"cannot serve on {host}, port {port} ({reason}): choose another --host or --port"
         ) from error
-    stop = threading.Event()
-
-    def keep_looking() -> None:
-        pause = LOOK_SECONDS
-        while not stop.wait(pause):
-            started = time.monotonic()
-            live.look()
-            pause = max(LOOK_SECONDS, (time.monotonic() - started) * (1 / LOOK_SHARE - 1))
-
-    work = (server.serve_forever, keep_looking)
-    threads = [threading.Thread(target=one, daemon=True) for one in work]
-    for thread in threads:
-        thread.start()
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
     try:
         shown = f"[{host}]" if ":" in host else host
         yield f"http://{shown}:{server.server_address[1]}{home}"
     finally:
-        stop.set()
-        live.close()
         server.shutdown()
         server.server_close()
-        for thread in threads:
-            thread.join()
+        thread.join()
 
 
 class Server(ThreadingHTTPServer):
@@ -149,11 +118,12 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(self, host: str, port: int, home: str, live: Live) -> None:
+        self.host, self.home, self.live = host, home, live
         self.asking: dict[socket.socket, float] = {}  # open requests, with their start time
-        if ":" in address[0]:
+        if ":" in host:
             self.address_family = socket.AF_INET6
-        super().__init__(address, handler)
+        super().__init__((host, port), Handler)
 
     def service_actions(self) -> None:
         """Close the connections whose request is incomplete after `ASK_SECONDS`; called often."""
@@ -166,59 +136,40 @@ class Server(ThreadingHTTPServer):
         """Print nothing: the client has disconnected."""
 
 
-def _handler(live: Live, host: str, home: str) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        server: Server
-        timeout = SEND_SECONDS
+class Handler(BaseHTTPRequestHandler):
+    """Answers with the page, or with 304 if its version is the one that the client has."""
 
-        def setup(self) -> None:
-            self.server.asking[self.request] = time.monotonic()
-            super().setup()
+    server: Server
+    timeout = SEND_SECONDS
 
-        def finish(self) -> None:
-            self.server.asking.pop(self.request, None)
-            super().finish()
+    def setup(self) -> None:
+        self.server.asking[self.request] = time.monotonic()
+        super().setup()
 
-        def do_GET(self) -> None:
-            self.server.asking.pop(self.request, None)
-            if _is_loopback(host) and not _is_loopback(_name(self.headers.get("Host", ""))):
-                self.send_error(403, "ask by the address of this machine")  # against DNS rebinding
-            elif hmac.compare_digest(self.path.encode(), home.encode()):
-                self._send_page()
-            elif hmac.compare_digest(self.path.encode(), f"{home}events".encode()):
-                with suppress(OSError):  # the client has disconnected
-                    self._send_events()
-            else:
-                self.send_error(404)
+    def finish(self) -> None:
+        self.server.asking.pop(self.request, None)
+        super().finish()
 
-        def log_message(self, format: str, *args: Any) -> None:
-            """Print nothing: requests are not logged to the terminal."""
-
-        def _send_page(self) -> None:
-            content = live.page()
-            self._begin("text/html; charset=utf-8", len(content))
-            with suppress(OSError):
-                self.wfile.write(content)
-
-        def _send_events(self) -> None:
-            self._begin("text/event-stream")
-            seen, event = -1, ""
-            while event != "end" and (version := live.wait(seen)) is not None:
-                event = "" if version == seen else "end" if live.ended else "change"
-                text = f"event: {event}\ndata: {version}\n\n" if event else ": still here\n\n"
-                self.wfile.write(text.encode())
-                self.wfile.flush()
-                seen = version
-
-        def _begin(self, kind: str, size: int | None = None) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
+    def do_GET(self) -> None:
+        self.server.asking.pop(self.request, None)
+        asked = _name(self.headers.get("Host", ""))
+        if _is_loopback(self.server.host) and not _is_loopback(asked):
+            self.send_error(403, "ask by the address of this machine")  # against DNS rebinding
+        elif not hmac.compare_digest(self.path.encode(), self.server.home.encode()):
+            self.send_error(404)
+        else:
+            version, content = self.server.live.page()
+            known = self.headers.get("If-None-Match") == str(version)
+            self.send_response(304 if known else 200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
             self.send_header("Cache-Control", "no-store")
-            if size is not None:
-                self.send_header("Content-Length", str(size))
+            self.send_header("ETag", str(version))
             self.end_headers()
+            with suppress(OSError):  # the client has disconnected
+                self.wfile.write(b"" if known else content)
 
-    return Handler
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing: requests are not logged to the terminal."""
 
 
 def _name(header: str) -> str:

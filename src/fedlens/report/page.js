@@ -15,6 +15,7 @@
   const SIDE_BY_SIDE = 3; // names that fit into a line below a chart
   const LETTER = 7.2; // pixels that a letter beside an axis takes at most, about
   const MOST_READ = 12; // values in the box at the pointer
+  const POLL = 1000; // milliseconds between two questions of a live page
   const HUGE = 1e12; // from here on numbers have an exponent
   const states = new Map(); // by figure: what is hidden and where it is zoomed to
 
@@ -434,11 +435,12 @@
     for (const table of root.querySelectorAll(".scroll")) watched.observe(table);
   };
 
+  // Asks for the page again and again, and shows what is new in it.
   function live() {
     let last = new DOMParser().parseFromString(document.documentElement.outerHTML, "text/html");
+    let version = "";
     const ids = (page) => [...page.querySelectorAll("[data-block]")].map((block) => block.id);
-    const renew = async () => {
-      const page = new DOMParser().parseFromString(await (await fetch("./")).text(), "text/html");
+    const renew = (page) => {
       document.title = page.title;
       document.querySelector("header").innerHTML = page.querySelector("header").innerHTML;
       if (ids(page).join() === ids(last).join()) {
@@ -450,16 +452,21 @@
         document.querySelector("main").innerHTML = page.querySelector("main").innerHTML;
       }
       last = page;
+      document.body.dataset.live = page.body.dataset.live;
       start(document);
     };
-    const events = new EventSource("events");
-    events.addEventListener("change", renew);
-    events.addEventListener("end", async () => {
-      events.close();
-      await renew();
-      document.body.dataset.live = "ended";
-    });
+    const ask = async () => {
+      try {
+        const answer = await fetch("./", { headers: { "If-None-Match": version } });
+        if (answer.status === 200) {
+          renew(new DOMParser().parseFromString(await answer.text(), "text/html"));
+          version = answer.headers.get("ETag");
+        }
+      } catch {} // the server is away: it may come back
+      if (document.body.dataset.live === "yes") setTimeout(ask, POLL);
+    };
+    ask();
   }
-  if (document.body.dataset.live) live();
+  if (document.body.dataset.live === "yes") live();
   start(document);
 })();

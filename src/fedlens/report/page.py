@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedlens.report.blocks import FORMATS, Block, Curves, Facts, Table, Text, is_drawn, places
 from fedlens.report.drawing import Draw, save_all
@@ -88,10 +88,13 @@ def html(
     summary: str,
     blocks: Sequence[Block],
     picture: Callable[[Any], str],
-    live: bool = False,
+    live: Literal["", "yes", "ended"] = "",
 ) -> str:
-    """The HTML of the page. `picture` returns the SVG of a drawn block; a live page reloads."""
-    shown = [_shown(one, picture(one) if is_drawn(one) else "", live) for one in blocks]
+    """The HTML of the page. `picture` returns the SVG of a drawn block.
+
+    A live page has no files beside it, and reloads itself while runs go on ("yes").
+    """
+    shown = [_shown(one, picture(one) if is_drawn(one) else "", bool(live)) for one in blocks]
     lead = next((one for one in shown if _kind(one.block) == "figures"), None)
     sections = [
         (kind, _arranged([*some], lead) if kind == "figures" else [*some])
