@@ -22,7 +22,7 @@ from fedlens.recipes.reproduce import blocks_of
 from fedlens.recipes.store import file_of, item_of, lay_out, read_index
 from fedlens.recipes.stored import keep, restore
 from fedlens.report.blocks import Curves, Table, is_drawn
-from fedlens.report.look import LONGEST_TITLE
+from fedlens.report.draw import LONGEST_TITLE
 from fedlens.report.page import distinct
 from fedlens.runs.records import read, settings
 

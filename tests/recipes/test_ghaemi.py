@@ -16,7 +16,7 @@ from fedlens.recipes.page import beside
 from fedlens.recipes.recipe import Results, Scale
 from fedlens.recipes.reproduce import reproduce
 from fedlens.report.blocks import Curves, places
-from fedlens.report.look import colour_of
+from fedlens.report.palette import colour_of
 
 
 @pytest.fixture(autouse=True)

@@ -30,12 +30,11 @@ from fedlens.report.blocks import (
     Table,
     Text,
 )
-from fedlens.report.draw import _contours as contours
-from fedlens.report.draw import _figure, pictures
-from fedlens.report.draw import _heat as heat
-from fedlens.report.look import COLOURS, HEIGHT, name_ends, print_look, sheet, shortened
+from fedlens.report.draw import HEIGHT, _figure, name_ends, pictures, print_style, sheet
 from fedlens.report.numbers import format_number
 from fedlens.report.page import _classes, csv_of, html
+from fedlens.report.palette import colour_of
+from fedlens.report.texts import shortened
 
 CURVES = Curves(
     title="Accuracy & loss",
@@ -131,7 +130,7 @@ def test_words_tell_what_there_is_to_see():
 
 
 def test_of_a_grid_only_what_was_measured_is_drawn():
-    row = contours(Contours(title="x", x=[1, 2, 3], y=[3, 4], z=[[0.25, 0.5, None], [None] * 3]))
+    row = _figure(Contours(title="x", x=[1, 2, 3], y=[3, 4], z=[[0.25, 0.5, None], [None] * 3]))
     (axes,) = row.axes
     assert np.asarray(axes.collections[0].get_offsets()).tolist() == [[1, 3], [2, 3]]
     assert {text.get_text() for text in axes.texts} == {"0.250", "0.500"}
@@ -148,7 +147,7 @@ def test_long_names_with_notes_stay_unlike_in_a_legend():
 def test_places_of_a_grid_may_have_names():
     """In the figure, in its data and in words."""
     grid = Contours(title="x", x=[1, 2], y=[3, 4], z=[[0.5, 0.2], [0.9, 0.1]], x_names=["a", "b"])
-    (axes,) = contours(grid).axes
+    (axes,) = _figure(grid).axes
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["a", "b"]
     assert [row[0] for row in grid.sheet()[1]] == ["a", "b", "a", "b"]
     assert "at x a and y 4" in grid.words()
@@ -157,7 +156,7 @@ def test_places_of_a_grid_may_have_names():
 def test_bands_of_a_grid_are_narrow_where_most_points_are_alike():
     """One run that failed does not put all the others into one band."""
     z = [[0.1, 0.91, 0.92], [0.93, 0.94, 0.95], [0.96, 0.97, 0.98]]
-    (axes,) = contours(Contours(title="x", x=[1, 2, 3], y=[1, 2, 3], z=z, percent=True)).axes
+    (axes,) = _figure(Contours(title="x", x=[1, 2, 3], y=[1, 2, 3], z=z, percent=True)).axes
     bands: Any = axes.collections[0]
     assert np.allclose(bands.levels, sorted(np.ravel(z)))
     assert {text.get_text() for text in axes.texts} >= {"10.0", "91.0", "98.0"}
@@ -165,7 +164,7 @@ def test_bands_of_a_grid_are_narrow_where_most_points_are_alike():
 
 def test_no_number_of_a_grid_stands_over_its_axes_where_a_page_would_cut_it():
     z = [[0.5, 0.6], [0.7, 0.8]]
-    figure = contours(Contours(title="x", x=[1, 2], y=[1, 2], z=z))
+    figure = _figure(Contours(title="x", x=[1, 2], y=[1, 2], z=z))
     (axes,) = figure.axes
     top = axes.get_window_extent().y1
     assert len(axes.texts) == 4
@@ -275,8 +274,8 @@ def test_data_too_large_for_a_page_are_in_the_file_beside_it(tmp_path, monkeypat
 def test_the_axis_of_a_wide_heat_map_counts_all_of_its_columns():
     names = [str(k) for k in range(4000)]
     wide = Heat(title="wide", values=[[0.5] * 4000], row_names=["a"], column_names=names)
-    assert heat(wide).axes[0].get_xlim() == (-0.5, 3999.5)
-    assert heat(HEAT).axes[0].get_xlim() == (-0.5, len(HEAT.column_names) - 0.5)
+    assert _figure(wide).axes[0].get_xlim() == (-0.5, 3999.5)
+    assert _figure(HEAT).axes[0].get_xlim() == (-0.5, len(HEAT.column_names) - 0.5)
 
 
 def test_no_cell_of_a_csv_file_is_a_formula() -> None:
@@ -327,7 +326,7 @@ def test_names_that_are_cut_stay_apart():
 
 
 def axes_of(block):
-    with print_look():
+    with print_style():
         return _figure(block).axes[0]
 
 
@@ -345,7 +344,7 @@ def test_no_axis_of_accuracies_goes_beyond_100_percent():
 def test_a_legend_shows_lines_as_they_are_drawn():
     published = Line("a", [1, 2], [0.1, 0.2], style="dashed")
     block = Curves(title="x", lines=[published, Line("a", [1, 2], [0.2, 0.3]), Line("b", [1], [1])])
-    with print_look():
+    with print_style():
         figure = _figure(block)
     (legend,) = figure.legends
     handles = [one for one in legend.legend_handles if isinstance(one, Line2D)]
@@ -373,7 +372,7 @@ def test_figures_stand_two_by_two_behind_the_one_that_leads(tmp_path):
 def test_last_values_in_the_margin_never_overlap(values: list[float]) -> None:
     _, axes = sheet("", HEIGHT, below=0.5)
     axes.set_ylim(0, 1)
-    name_ends(axes, [(value, "50.0%", COLOURS[0]) for value in values])
+    name_ends(axes, [(value, "50.0%", colour_of(0)) for value in values])
     texts = [text for text in axes.texts if isinstance(text, Annotation)]
     heights = sorted(text.xy[1] * HEIGHT * 72 for text in texts)
     assert len(heights) == len(values)

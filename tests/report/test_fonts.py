@@ -6,17 +6,18 @@ from fontTools.pens.ttGlyphPen import TTGlyphPen
 from matplotlib.font_manager import fontManager
 from matplotlib.text import Text
 
-from fedlens.report import draw, look
+from fedlens.report import draw, texts
 from fedlens.report.blocks import Bars, Heat, Series
-from fedlens.report.look import any_script, print_look
+from fedlens.report.draw import print_style
 from fedlens.report.partition import save
+from fedlens.report.texts import any_script
 
 CAT, FAMILY = "\ue732", "A font of one letter"  # of the private use area: no other font has it
 
 
 def look_anew():
     """Have fonts looked for as they are installed now."""
-    for kept in (look._families, look._had):
+    for kept in (texts._families, texts._had):
         kept.cache_clear()
 
 
@@ -74,12 +75,12 @@ def test_fonts_are_looked_for_only_if_letters_are_missing(monkeypatch):
     def not_needed(_):
         raise AssertionError("no letter is missing")
 
-    monkeypatch.setattr(look, "_families", not_needed)
+    monkeypatch.setattr(texts, "_families", not_needed)
     draw.pictures(bars("cat", "Käse\nblau", "Ωmega"), {"png"})
 
 
 def test_a_picture_of_a_split_has_these_letters_too(font, tmp_path):
-    with print_look():
+    with print_style():
         figure = draw._figure(bars(CAT))
         save(figure, tmp_path / "split.png")
     texts = [text for text in figure.findobj(Text) if CAT in text.get_text()]
@@ -96,7 +97,7 @@ def test_wide_letters_have_room(length):
     name = "猫" * length
     heat = Heat(title="Shares", values=[[1.0]], row_names=[name], column_names=[name])
     for block in (bars(name), heat):
-        with print_look(), any_script():
+        with print_style(), any_script():
             figure = draw._figure(block)
             figure.draw_without_rendering()
         for text in figure.findobj(Text):

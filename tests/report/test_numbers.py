@@ -18,8 +18,7 @@ from fedlens.report.blocks import (
     Series,
     Strip,
 )
-from fedlens.report.draw import _figure
-from fedlens.report.look import print_look
+from fedlens.report.draw import _figure, print_style
 from fedlens.report.numbers import format_label, format_number, format_tick
 
 FAR = [0.0, 500_000.0, 1_000_000.0]
@@ -43,7 +42,7 @@ LARGE: list[Drawn] = [
 
 
 def drawn(block: Drawn) -> Figure:
-    with print_look():
+    with print_style():
         figure = _figure(block)
         figure.canvas.draw()
     return figure

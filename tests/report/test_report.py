@@ -16,7 +16,7 @@ from PIL import Image
 
 from fedlens.report import read, read_all, report, rows
 from fedlens.report.blocks import Curves, places
-from fedlens.report.look import COLOURS
+from fedlens.report.palette import COLOURS, RUNS
 from fedlens.report.runs import differences, headline, run_blocks
 from fedlens.runs.records import settings
 from fedlens.storage.locks import FolderLock
@@ -307,11 +307,10 @@ def test_the_page_stands_alone_and_its_ids_are_its_own(run_folder: Make) -> None
     assert "Line chart of test accuracy by round. a: 10.0% at round 0" in page
     assert '<span class="diverged">diverged</span>' in page
     assert "prefers-color-scheme: dark" in page
-    assert not any(f": {colour}" in page.split("</style>")[1] for colour in COLOURS)
+    assert len(RUNS) == 9
+    assert not any(f": {COLOURS[name]}" in page.split("</style>")[1] for name in RUNS)
     style = page.split("</style>")[0]
-    assert all(f"--run-{i}: {colour};" in style for i, colour in enumerate(COLOURS))
-    assert all(style.count(f"--run-{i}: ") == 2 for i in range(len(COLOURS))), "dark ones, too"
-    assert f"var(--run-${{place % {len(COLOURS)}}})" in page
+    assert all(style.count(f"--{name}: ") == 2 for name in RUNS), "dark ones, too"
 
 
 @pytest.mark.usefixtures("svg_alone")

@@ -1,17 +1,16 @@
 "use strict";
 // Charts that can be zoomed, switched and read out. Without this script their pictures stay.
 (() => {
-  const MARKERS = [
-    (r) => `M${-r},0a${r},${r} 0 1,0 ${2 * r},0a${r},${r} 0 1,0 ${-2 * r},0`,
-    (r) => `M${-r},${-r}h${2 * r}v${2 * r}h${-2 * r}z`,
-    (r) => `M0,${-1.3 * r}L${1.3 * r},0L0,${1.3 * r}L${-1.3 * r},0z`,
-    (r) => `M0,${-1.2 * r}L${1.2 * r},${r}H${-1.2 * r}z`,
-    (r) => `M0,${1.2 * r}L${1.2 * r},${-r}H${-1.2 * r}z`,
-    (r) => `M${-r / 2.5},${-r}h${r / 1.25}v${r / 1.7}h${r / 1.7}v${r / 1.25}h${-r / 1.7}v${r / 1.7}h${-r / 1.25}v${-r / 1.7}h${-r / 1.7}v${-r / 1.25}h${r / 1.7}z`,
-    (r) => `M${-r},${-r}L${r},${r}M${r},${-r}L${-r},${r}`,
-  ];
-  const DASHES = { solid: "", dashed: "6 3", dotted: "1.5 3", dots: "0 9", level: "2 3" };
-  const WIDTHS = { solid: 2.2, dashed: 1.4, dotted: 1.4, dots: 0, level: 1.2 };
+  // What the lines are drawn with is decided in palette.py; markers have matplotlib's letters.
+  const MARKERS = {
+    o: (r) => `M${-r},0a${r},${r} 0 1,0 ${2 * r},0a${r},${r} 0 1,0 ${-2 * r},0`,
+    s: (r) => `M${-r},${-r}h${2 * r}v${2 * r}h${-2 * r}z`,
+    D: (r) => `M0,${-1.3 * r}L${1.3 * r},0L0,${1.3 * r}L${-1.3 * r},0z`,
+    "^": (r) => `M0,${-1.2 * r}L${1.2 * r},${r}H${-1.2 * r}z`,
+    v: (r) => `M0,${1.2 * r}L${1.2 * r},${-r}H${-1.2 * r}z`,
+    P: (r) => `M${-r / 2.5},${-r}h${r / 1.25}v${r / 1.7}h${r / 1.7}v${r / 1.25}h${-r / 1.7}v${r / 1.7}h${-r / 1.25}v${-r / 1.7}h${-r / 1.7}v${-r / 1.25}h${r / 1.7}z`,
+    X: (r) => `M${-r},${-r}L${r},${r}M${r},${-r}L${-r},${r}`,
+  };
   const SIDE_BY_SIDE = 3; // names that fit into a line below a chart
   const LETTER = 7.2; // pixels that a letter beside an axis takes at most, about
   const MOST_READ = 12; // values in the box at the pointer
@@ -21,11 +20,10 @@
 
   const escaped = (text) =>
     String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
-  const colour = (place) => `var(--run-${place % 9})`;
 
   // A piece of a line, for legends.
-  const stroke = (style, ink, mark = "") =>
-    `<svg viewBox="0 0 28 12" aria-hidden="true"><path d="M1,6H27" style="stroke:${ink};stroke-width:${WIDTHS[style]};stroke-dasharray:${DASHES[style]}"/>${mark}</svg>`;
+  const stroke = (how, ink, mark = "") =>
+    `<svg viewBox="0 0 28 12" aria-hidden="true"><path d="M1,6H27" style="stroke:${ink};${how}"/>${mark}</svg>`;
 
   const grouped = (number) => number.toLocaleString("en-US", { maximumFractionDigits: 8 });
 
@@ -124,7 +122,7 @@
     }
 
     swatch(line) {
-      return stroke(line.style, colour(line.place), ["solid", "dots"].includes(line.style) ? this.mark([14, 6], line.place, 3.4) : "");
+      return stroke(this.data.strokes[line.style], line.colour, ["solid", "dots"].includes(line.style) ? this.mark([14, 6], line, 3.4) : "");
     }
 
     makeLegend() {
@@ -145,7 +143,7 @@
         this.legend.append(entry);
         return { name, line, entry };
       });
-      const keys = this.data.keys.map(([style, meaning]) => `<span>${stroke(style, "var(--soft)")}${escaped(meaning)}</span>`);
+      const keys = this.data.keys.map(([style, meaning]) => `<span>${stroke(this.data.strokes[style], "var(--soft)")}${escaped(meaning)}</span>`);
       if (keys.length) {
         const shown = document.createElement("p");
         shown.className = "styles";
@@ -316,7 +314,7 @@
       parts.push(`<g clip-path="url(#${id})">`);
       for (const [, level] of data.levels) {
         parts.push(
-          `<path class="level" d="M${box.left},${y.at(level)}H${box.right}" style="stroke-dasharray:${DASHES.level}"/>`,
+          `<path class="level" d="M${box.left},${y.at(level)}H${box.right}" style="${data.strokes.level}"/>`,
         );
       }
       this.standsOut = this.state.hidden.has(this.chosen) ? null : this.chosen;
@@ -353,7 +351,7 @@
         if (point) path += `${pen}${point[0].toFixed(2)},${point[1].toFixed(2)}`;
         pen = point ? "L" : "M";
       }
-      const ink = colour(line.place);
+      const ink = line.colour;
       const solid = line.style === "solid";
       let drawn = "";
       if (line.low && this.banded(line)) {
@@ -363,26 +361,26 @@
           drawn += `<path class="band" d="M${edge(line.high, there)}L${edge(line.low, [...there].reverse())}z" style="fill:${ink}"/>`;
         }
       }
-      drawn += `<path class="line" d="${path}" style="stroke:${ink};stroke-width:${WIDTHS[line.style]};stroke-dasharray:${DASHES[line.style]}"/>`;
+      drawn += `<path class="line" d="${path}" style="stroke:${ink};${this.data.strokes[line.style]}"/>`;
       const visible = points.filter((p) => p && p[0] >= this.box.left && p[0] <= this.box.right);
       const apart = line.style === "dots";
       if (solid || apart || visible.length === 1) {
         const every = apart ? 1 : Math.max(1, Math.floor(visible.length / 6));
         const first = Math.min(2 * line.place, Math.max(0, visible.length - 1)) % every;
-        for (let i = first; i < visible.length; i += every) drawn += this.mark(visible[i], line.place, 3.2);
+        for (let i = first; i < visible.length; i += every) drawn += this.mark(visible[i], line, 3.2);
       }
       if (line.ring && usable(line.ring[1], log_y)) {
         drawn += `<circle cx="${x.at(line.ring[0])}" cy="${y.at(line.ring[1])}" r="6" style="fill:none;stroke:${ink};stroke-width:1.8"/>`;
       }
       if (this.hover !== null) {
         const i = line.x.indexOf(this.hover);
-        if (i >= 0 && points[i]) drawn += this.mark(points[i], line.place, 4.6);
+        if (i >= 0 && points[i]) drawn += this.mark(points[i], line, 4.6);
       }
       return [null, line.name].includes(this.standsOut) ? drawn : `<g class="faint">${drawn}</g>`;
     }
 
-    mark([left, top], place, size) {
-      return `<path transform="translate(${left.toFixed(2)},${top.toFixed(2)})" d="${MARKERS[place % 7](size)}" style="fill:${colour(place)};stroke:${colour(place)}"/>`;
+    mark([left, top], { marker, colour }, size) {
+      return `<path transform="translate(${left.toFixed(2)},${top.toFixed(2)})" d="${MARKERS[marker](size)}" style="fill:${colour};stroke:${colour}"/>`;
     }
 
     readOut() {

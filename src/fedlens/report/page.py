@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedlens.report.blocks import FORMATS, Block, Curves, Facts, Table, Text, is_drawn, places
 from fedlens.report.drawing import Draw, save_all
 from fedlens.report.numbers import LARGE, Cell, format_number
+from fedlens.report.palette import CSS, in_page, marker_of, strokes
 from fedlens.runs.records import is_number
 from fedlens.storage.files import write_atomically
 
@@ -108,7 +109,7 @@ def html(
         sections=sections,
         contents=_contents(blocks),
         files=[block.slug for block in blocks if not isinstance(block, Text)],
-        style=(HERE / "page.css").read_text("utf-8"),
+        style=CSS,
         script=script,
         script_hash=digest,
         states=STATES,
@@ -157,6 +158,7 @@ def _template() -> Template:
     )
     environment.filters["breakable"] = _breakable
     environment.filters["whole_options"] = _whole_options
+    environment.filters["colour"] = in_page
     return environment.get_template("page.html.jinja")
 
 
@@ -238,22 +240,27 @@ def _chart(block: Curves) -> str:
     """What page.js needs to draw curves, as JSON that is safe inside HTML."""
     place = places(block.lines)
     lines = [
-        {key: getattr(line, key) for key in ("name", "style", "ring")}
+        {"name": line.name, "style": line.style, "ring": line.ring, "x": list(line.x)}
         | {key: _plain(getattr(line, key)) for key in ("y", "low", "high")}
-        | {"place": place[line.name], "x": list(line.x)}
+        | _drawn_with(place[line.name])
         for line in block.lines
     ]
     plain = ("x_label", "percent", "log_x", "log_y", "banded", "whole")
     chart = {key: getattr(block, key) for key in plain} | {
         "span": None if block.log_x else block.span(),
         "lines": lines,
-        "names": [vars(name) for name in block.names()],
+        "names": [vars(name) | _drawn_with(name.place) for name in block.names()],
         "styles": dict(block.styles),
         "levels": list(block.levels),
         "keys": block.meanings(),
+        "strokes": strokes(),
     }
     text = json.dumps(chart, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("&", "\\u0026")
+
+
+def _drawn_with(place: int) -> dict[str, int | str]:
+    return {"place": place, "colour": in_page(place), "marker": marker_of(place)}
 
 
 def _plain(values: Sequence[float | None] | None) -> list[float | None] | None:

@@ -22,8 +22,9 @@ from fedlens.core.federation import Holdings
 from fedlens.data import s2
 from fedlens.data.emd import emd
 from fedlens.data.partitions import PARTITIONS
+from fedlens.report.draw import GRID, INK, SOFT, print_style, write
 from fedlens.report.holdings import MANY, UNLIKE, by_main_class
-from fedlens.report.look import any_script, find_letters
+from fedlens.report.texts import any_script, find_letters
 from fedlens.runs.budgets import round_numbers
 from fedlens.storage.files import write_atomically
 
@@ -31,7 +32,7 @@ Array = np.ndarray[Any, Any]
 
 FEW = 30  # up to this many clients, there is room for their names
 MOST_COLUMNS = 1000
-INK, GREY, PALE, LIGHT, BLUE = "#222222", "#6b6b6b", "#e8e8e8", "#a9cbe0", "#1f6592"
+LIGHT, BLUE = "#a9cbe0", "#1f6592"
 SHADES = LinearSegmentedColormap.from_list("shares", ["white", LIGHT, BLUE, "#08243a"])
 COLOURS = (  # of cells
     *("#1f6592", "#d1495b", "#2a9d8f", "#e9a03b", "#7b5ea7", "#5f8a3c", "#c06c9c", "#4aa3c7"),
@@ -91,32 +92,30 @@ def draw(
     longest = 0.085 * max(map(len, called), default=0)  # inches
     upright = longest > 0.9 * width / num_clients
     below = 0.75 + longest if upright else 0.65
-    figure, (main, top) = _panels(width, (height, 0.75), (left, 1.5, below, 0.12, 0.85))
-    _draw_sizes(top, counts.sum(1))
-    _label_axes(main, num_clients, names, called, upright)
-    main.set_xlabel("clients, ordered by their main class" if ordered else "clients", color=INK)
-    if bubbles:
-        _draw_bubbles(main, counts, diameter=0.92 * 72 * cell)
-    else:
-        _draw_shares(figure, main, counts)
-    subtitle = (
+    told = (
         f"clients {num_clients:,}   ·   classes {num_classes:,}   ·   "
         f"examples {label_counts.sum():,}   ·   EMD {distance:.3f}"
     )
-    fitting = 105 * (width + 1.3) / max(len(title), 1)
-    _write(top, title, above=32, size=min(14, fitting), weight="bold", color=INK)
-    _write(top, subtitle, above=13, size=10, color=GREY)
-    return save(figure, path)
-
-
-def _write(axes: Axes, text: str, above: int, **look: Any) -> None:
-    """Write a line of text `above` points above a panel."""
-    place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
-    axes.annotate(text, (0, 1), (0, above), parse_math=False, **place, **look)
+    with print_style():
+        figure, (main, top) = _panels(
+            width, (height, 0.75), (left, 1.5, below, 0.12, 0.85), title, told
+        )
+        _draw_sizes(top, counts.sum(1))
+        _label_axes(main, num_clients, names, called, upright)
+        main.set_xlabel("clients, ordered by their main class" if ordered else "clients")
+        if bubbles:
+            _draw_bubbles(main, counts, diameter=0.92 * 72 * cell)
+        else:
+            _draw_shares(figure, main, counts)
+        return save(figure, path)
 
 
 def _panels(
-    width: float, heights: Sequence[float], edges: tuple[float, float, float, float, float]
+    width: float,
+    heights: Sequence[float],
+    edges: tuple[float, float, float, float, float],
+    title: str,
+    subtitle: str,
 ) -> tuple[Figure, list[Axes]]:
     """A figure with panels of these heights above each other, the lowest first, in inches.
 
@@ -125,13 +124,18 @@ def _panels(
     left, right, low, gap, above = edges
     total_width = left + width + right
     total_height = low + sum(heights) + gap * (len(heights) - 1) + above
-    figure = Figure(figsize=(total_width, total_height), dpi=150, facecolor="white")
+    figure = Figure(figsize=(total_width, total_height), dpi=150)
     FigureCanvasAgg(figure)
     panels = []
     for tall in heights:
         box = left / total_width, low / total_height, width / total_width, tall / total_height
         panels.append(figure.add_axes(box))
+        panels[-1].spines[:].set(visible=True, color=GRID)
+        panels[-1].grid(False)
         low += tall + gap
+    size = min(14, 105 * (width + 1.3) / max(len(title), 1))  # so that it fits
+    write(panels[-1], 0, 1, title, xycoords="axes fraction", above=32, fontsize=size, weight="bold")
+    write(panels[-1], 0, 1, subtitle, xycoords="axes fraction", above=13, fontsize=10, color=SOFT)
     return figure, panels
 
 
@@ -147,16 +151,10 @@ def _draw_sizes(axes: Axes, sizes: Array) -> None:
         axes.bar(np.arange(len(sizes)), sizes, width=0.7, color=LIGHT)
     else:
         axes.stairs(*_columns(sizes), fill=True, color=LIGHT)
-    axes.set_xlim(-0.5, len(sizes) - 0.5)
     largest = max(int(sizes.max()), 1)
-    axes.set_ylim(0, 1.05 * largest)
-    axes.set_xticks([])
-    axes.set_yticks([0, largest])
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.set_ylabel("examples", color=INK, size=9)
-    axes.tick_params(length=0, labelsize=8, labelcolor=GREY)
-    axes.grid(axis="y", color=PALE)
-    axes.set_axisbelow(True)
+    axes.set(xlim=(-0.5, len(sizes) - 0.5), ylim=(0, 1.05 * largest), ylabel="examples")
+    axes.set(xticks=[], yticks=[0, largest], yticklabels=["0", f"{largest:,}"])
+    axes.grid(axis="y")
     axes.spines[:].set_visible(False)
 
 
@@ -170,12 +168,8 @@ def _label_axes(
     else:
         axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    for text in (*axes.get_yticklabels(), *axes.get_xticklabels()):
-        text.set_parse_math(False)
-    axes.set_xlim(-0.5, num_clients - 0.5)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.tick_params(length=0, labelsize=9, labelcolor=INK)
-    axes.spines[:].set_color(PALE)
+    axes.set(xlim=(-0.5, num_clients - 0.5), ylim=(len(names) - 0.5, -0.5))
+    axes.tick_params(labelcolor=INK)
 
 
 def _draw_bubbles(axes: Axes, counts: Array, diameter: float) -> None:
@@ -185,9 +179,7 @@ def _draw_bubbles(axes: Axes, counts: Array, diameter: float) -> None:
     most = max(int(held.max(initial=0)), 1)
     axes.set_xticks(np.arange(len(counts)) - 0.5, minor=True)
     axes.set_yticks(np.arange(counts.shape[1]) - 0.5, minor=True)
-    axes.grid(which="minor", color=PALE)
-    axes.tick_params(which="minor", length=0)
-    axes.set_axisbelow(True)
+    axes.grid(which="minor", axis="both")
     areas = np.maximum(diameter**2 * held / most, 1.5)  # a single example stays visible
     axes.scatter(client, label, s=areas, color=BLUE, linewidths=0)
     dot: dict[str, Any] = {"linestyle": "none", "marker": "o", "color": BLUE, "markeredgewidth": 0}
@@ -195,19 +187,12 @@ def _draw_bubbles(axes: Axes, counts: Array, diameter: float) -> None:
         Line2D([], [], markersize=diameter * math.sqrt(n / most), label=f"{n:,}", **dot)
         for n in dict.fromkeys(max(round_numbers(most // part), default=1) for part in (1, 4, 16))
     ]
-    legend = axes.legend(
-        handles=key,
-        title="examples",
-        loc="upper left",
-        bbox_to_anchor=(1, 1),
-        frameon=False,
-        fontsize=9,
-        labelcolor=INK,
-        labelspacing=max(0.6, diameter / 12 - 0.3),
-        handlelength=max(1.2, diameter / 9),
-        alignment="left",
-    )
-    legend.get_title().set(size=9, color=INK)
+    room = {
+        "labelspacing": max(0.6, diameter / 12 - 0.3),
+        "handlelength": max(1.2, diameter / 9),
+    }
+    beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1), "alignment": "left"}
+    axes.legend(handles=key, title="examples", title_fontsize=9, **beside, **room)
 
 
 def _draw_shares(figure: Figure, axes: Axes, counts: Array) -> None:
@@ -226,9 +211,8 @@ def _draw_shares(figure: Figure, axes: Axes, counts: Array) -> None:
     column = axes.inset_axes((1.015, 0.0, 0.018, 1.0))
     percent = FuncFormatter(lambda share, _: f"{100 * share:.3g}%")
     key = figure.colorbar(image, cax=column, format=percent)
-    key.set_label("share of the client's examples", color=INK, size=9)
-    key.outline.set_color(PALE)
-    column.tick_params(length=0, labelsize=8, labelcolor=GREY)
+    key.set_label("share of the client's examples")
+    key.outline.set_color(GRID)
 
 
 def save(figure: Figure, path: Path) -> Path:
@@ -252,48 +236,31 @@ def draw_map(lat: Array, lon: Array, holdings: Holdings, title: str, path: Path)
     west, east, south, north = _frame(lat[placed], lon[placed])
     stretch = 1 / max(np.cos(np.radians((south + north) / 2)), 0.2)
     height = min(max(WIDEST * (north - south) * stretch / (east - west), 2.5), WIDEST)
-    figure, axes = _panel(height)
-    lines = [line for token in holdings.names for line in _lines(token)]
-    axes.add_collection(LineCollection(lines, colors=GREY, linewidths=0.6, alpha=0.7, zorder=2))
-
     owner = np.full(len(lat), -1)
     owner[holdings.index.numpy()] = holdings.owners.numpy()
-    nobody = placed & (owner < 0)
-    held = owner >= 0
-    size = float(np.clip(12000 / max(held.sum(), 1), 0.8, 14))
-    looks: dict[str, Any] = {"s": size, "linewidths": 0, "zorder": 3, "rasterized": True}
-    axes.scatter(lon[nobody], lat[nobody], color=LEFT, **looks)
-    order = np.random.default_rng(0).permutation(np.flatnonzero(held))  # so no cell covers others
-    colours = np.array(COLOURS)[owner[order] % len(COLOURS)]
-    axes.scatter(lon[order], lat[order], c=colours, **looks)
-
-    axes.set_xlim(west, east)
-    axes.set_ylim(south, north)
-    sizes = holdings.sizes
-    subtitle = (
+    nobody, held = placed & (owner < 0), owner >= 0
+    sizes, left_out = holdings.sizes, len(lat) - int(held.sum())
+    told = (
         f"cells {len(holdings):,}   ·   examples {int(sizes.sum()):,}   ·   "
-        f"{int(sizes.min()):,} to {int(sizes.max()):,} a cell"
+        f"{int(sizes.min()):,} to {int(sizes.max()):,} a cell   ·   "
+        "a dot is an example, lines bound cells"
     )
-    subtitle += "   ·   a dot is an example, lines bound cells"
-    left_out = len(lat) - int(held.sum())
-    if left_out:
-        subtitle += f"   ·   left out {left_out:,} (grey)"
-    _write(axes, title, above=28, size=min(14, 105 * WIDEST / max(len(title), 1)), weight="bold")
-    _write(axes, subtitle, above=10, size=10, color=GREY)
-    return save(figure, path)
-
-
-def _panel(height: float) -> tuple[Figure, Axes]:
-    figure, (axes,) = _panels(WIDEST, [height], (0.75, 0.3, 0.6, 0.0, 0.8))
-    axes.spines[:].set_color(PALE)
-    axes.tick_params(length=0, labelsize=8, labelcolor=GREY)
-    axes.set_xlabel("longitude", color=INK, size=9)
-    axes.set_ylabel("latitude", color=INK, size=9)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _compass(x, "E", "W")))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _compass(y, "N", "S")))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(8, steps=[1, 1.5, 2, 3, 4.5, 5, 6, 9, 10]))
-    return figure, axes
+    told += f"   ·   left out {left_out:,} (grey)" if left_out else ""
+    with print_style():
+        figure, (axes,) = _panels(WIDEST, [height], (0.75, 0.3, 0.6, 0.0, 0.8), title, told)
+        axes.set(xlabel="longitude", ylabel="latitude", xlim=(west, east), ylim=(south, north))
+        for axis, ends in ((axes.xaxis, "EW"), (axes.yaxis, "NS")):
+            axis.set_major_locator(MaxNLocator(8, steps=[1, 1.5, 2, 3, 4.5, 5, 6, 9, 10]))
+            axis.set_major_formatter(FuncFormatter(lambda x, _, ends=ends: _compass(x, *ends)))
+        lines = [line for token in holdings.names for line in _lines(token)]
+        axes.add_collection(LineCollection(lines, colors=SOFT, linewidths=0.6, alpha=0.7, zorder=2))
+        size = float(np.clip(12000 / max(held.sum(), 1), 0.8, 14))
+        dots: dict[str, Any] = {"s": size, "linewidths": 0, "zorder": 3, "rasterized": True}
+        axes.scatter(lon[nobody], lat[nobody], color=LEFT, **dots)
+        order = np.random.default_rng(0).permutation(np.flatnonzero(held))  # none covers others
+        colours = np.array(COLOURS)[owner[order] % len(COLOURS)]
+        axes.scatter(lon[order], lat[order], c=colours, **dots)
+        return save(figure, path)
 
 
 def _compass(degrees: float, above: str, below: str) -> str:
