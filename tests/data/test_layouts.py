@@ -276,7 +276,7 @@ def test_import_counts_what_it_passed_over_in_one_line(here, fedlens):
         (here / "p" / name).write_text("x")
     lines = fedlens("import", "p", "-q").out.splitlines()
     assert [line for line in lines if line.startswith("skipped")] == [
-        "skipped: 4 files that are no images we read (.txt 2, without ending 1, .heic 1), "
+        "skipped: 4 files that cannot be read as images (.txt 2, without ending 1, .heic 1), "
         "and 2 folders without images (west, north/owl)"
     ]
     write(here / "q", CLASSES)

@@ -218,4 +218,4 @@ def test_the_command_serves_until_it_is_stopped(run_folder: Make, sent: signal.S
         assert "a reached" in urlopen(address).read().decode()
         process.send_signal(sent)
         assert process.wait(300) == 0
-        assert out.read() == "watched\n"
+        assert out.read() == "stopped\n"

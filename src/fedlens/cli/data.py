@@ -43,7 +43,7 @@ def data_get(
     data: Into = None,
     quiet: Quiet = False,
 ) -> None:
-    """Fetch a data set, or take files one already has."""
+    """Download a data set, or take files that you have."""
     from fedlens.data import Source
     from fedlens.data.fetch import get, get_from
     from fedlens.data.places import roots

@@ -180,8 +180,8 @@ def _skipped(found: Survey) -> list[str]:
 
     said, folders = [], found.bare
     if count := found.suffixes.total():
-        what = "1 file that is no image" if count == 1 else f"{count:,} files that are no images"
-        said.append(f"{what} we read ({kinds_of(found.suffixes)})")
+        what = "1 file" if count == 1 else f"{count:,} files"
+        said.append(f"{what} that cannot be read as images ({kinds_of(found.suffixes)})")
     if folders:
         names = [folder.as_posix() for folder in folders[:3]] + ["..."] * (len(folders) > 3)
         what = "1 folder" if len(folders) == 1 else f"{len(folders):,} folders"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,7 +14,7 @@ from fedlens.runs.progress import counted, shown, working
 from fedlens.storage.run_files import EXPERIMENT, check_run
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from fedlens.data.pictures import Undecodable
 
 Best = Annotated[bool, typer.Option("--best", help="The model that was best on validation.")]
 SEEN = ("trained_on", "new")  # images that the run trained on, and other images
@@ -41,19 +40,10 @@ def predict_command(
     classifier, paths = load(run, best=best), image_files(images)
     has_records = (run / ROUNDS).is_file() and not best  # of the last model
     told = [one.text for one in cautions(read(run))] if has_records else []
-    broken: list[str] = []
-
-    def sound() -> Iterator[tuple[Path, Tensor]]:
-        for done, path in enumerate(paths, 1):
-            try:
-                yield path, classifier.preprocessing.read(path)
-            except ValueError as error:
-                broken.append(str(error))
-            if watch is not None:
-                watch(done, len(paths))
-
+    broken: list[Undecodable] = []
     with shown(not quiet, counted, "images") as watch:
-        answers = list(classifier.answers(sound(), top))
+        sound = classifier.preprocessing.read_all(paths, broken, watch)
+        answers = list(classifier.answers(sound, top))
     if as_json:
         print_json([answer.plain() for answer in answers])
     else:
@@ -68,10 +58,10 @@ def predict_command(
             cells = [cell for pair in named for cell in pair]
             writer.writerow([answer.path, *cells])
     sys.stdout.flush()
-    for line in [*told, *broken[:-1]]:
+    for line in [*told, *map(str, broken[:-1])]:
         warn(line)
     if broken:
-        raise ValueError(broken[-1])
+        raise broken[-1]
 
 
 def evaluate_command(
@@ -163,9 +153,9 @@ def export_command(
         classifier = load(run, best=best)
         with reading(run, RERUN):
             about = card(run, out.name, chosen, best).encode()
-        apart = export(classifier, out, chosen)
+        difference = export(classifier, out, chosen)
     write_atomically(beside, about)
     print(f"model: {out}")
     print(f"card:  {beside}")
-    if apart is not None:
-        print(f"checked: its probabilities are PyTorch's to {apart:.1g}, on real images")
+    if difference is not None:
+        print(f"checked: on real images it differs from PyTorch by {difference:.1g} at most")

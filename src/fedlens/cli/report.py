@@ -61,4 +61,4 @@ def watch_command(
             while True:
                 time.sleep(3600)
         except KeyboardInterrupt:
-            print("watched", flush=True)
+            print("stopped", flush=True)

@@ -118,7 +118,7 @@ def _quality_of_best(run: Run) -> dict[str, Any]:
     record = next(row for row in run.rounds if row["round"] == found[1])
     return {
         "words": f"It is the model after round {found[1]} of {run.num_rounds}: the best on the "
-        "validation images, by which it was chosen: its accuracy on these is too high.",
+        "validation images. They were used to choose it, so its accuracy on them is too high.",
         "header": ["images", "accuracy"],
         "rows": [
             [name, format_number(record[measure_name(part, "accuracy")], True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedlens.config.experiment import Experiment
 from fedlens.data.layouts import images as images_below
-from fedlens.data.pictures import MEGAPIXELS, read
+from fedlens.data.pictures import MEGAPIXELS, Undecodable, read
 from fedlens.models.weights import not_finite
 from fedlens.runs.folder import RunFolder
 from fedlens.setup.network import untrained
@@ -48,6 +48,24 @@ class Preprocessing:
         channels, height, width = self.shape
         pixels = read(Path(path), channels, (height, width))
         return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
+
+    def read_all(
+        self,
+        paths: Sequence[Path],
+        broken: list[Undecodable],
+        watch: Callable[[int, int], None] | None = None,
+    ) -> Iterator[tuple[Path, Tensor]]:
+        """The files that can be decoded, with their pixels; the others are added to `broken`.
+
+        `watch` is called with the number of images that are read, and their total.
+        """
+        for done, path in enumerate(paths, 1):
+            try:
+                yield path, self.read(path)
+            except Undecodable as error:
+                broken.append(error)
+            if watch is not None:
+                watch(done, len(paths))
 
     def __call__(self, images: Tensor) -> Tensor:  # [N, channels, any H, any W] -> floats
         """Prepare images of bytes, 0 to 255, for the model.
@@ -104,14 +122,20 @@ class Classifier(nn.Module):
         """The same as `predict` for images that `preprocessing.read` has read, with their paths."""
         if top < 1:
             raise ValueError(f"top is {top}: choose 1 or more")
-        device = next(self.module.parameters()).device
-        left = iter(images)
-        while batch := list(islice(left, BATCH)):
-            logits = self(torch.stack([image for _, image in batch]).to(device))
+        for paths, logits in self.logits(images):
             best = logits.softmax(1).topk(min(top, len(self.classes)), dim=1)
-            for (path, _), *found in zip(batch, *map(Tensor.tolist, best), strict=True):
+            for path, *found in zip(paths, *map(Tensor.tolist, best), strict=True):
                 named = [(self.classes[k], share) for share, k in zip(*found, strict=True)]
                 yield Answer(str(path), named)
+
+    @torch.no_grad()
+    def logits(
+        self, images: Iterable[tuple[str | Path, Tensor]]
+    ) -> Iterator[tuple[list[str | Path], Tensor]]:
+        """The paths of some images and their logits [B, L], batch by batch."""
+        device, left = next(self.module.parameters()).device, iter(images)
+        while batch := list(islice(left, BATCH)):
+            yield [path for path, _ in batch], self(torch.stack([x for _, x in batch]).to(device))
 
 
 def load(

@@ -61,11 +61,11 @@ def export(classifier: Classifier, out: Path, kind: Format) -> float | None:
     images = [*real_images(classifier.preprocessing.shape[0])]
     content, run = (_onnx if kind == "onnx" else _torchscript)(model, images[0])
     with torch.no_grad():
-        apart = max(float((run(some) - model(some)).abs().max()) for some in images)
-    if not apart <= CLOSE:
-        raise RuntimeError(f"the {kind} file answers otherwise than PyTorch, by {apart:.2g}")
+        difference = max(float((run(some) - model(some)).abs().max()) for some in images)
+    if not difference <= CLOSE:
+        raise RuntimeError(f"the {kind} file differs from PyTorch by {difference:.2g}")
     write_atomically(out, content)
-    return apart
+    return difference
 
 
 def _check_one_way(classifier: Classifier) -> None:

@@ -14,7 +14,7 @@ from fedlens.config.options import Named, did_you_mean
 from fedlens.data.csv_files import listed_in
 from fedlens.data.folders import class_layout, laid_out
 from fedlens.data.pictures import TEST_SHARE, Found, Undecodable, refuse
-from fedlens.deploy.classifier import BATCH, Classifier
+from fedlens.deploy.classifier import Classifier
 from fedlens.evaluation.intervals import wilson
 from fedlens.evaluation.metrics import Tally, metrics
 from fedlens.runs.manifest import demand_there
@@ -45,7 +45,11 @@ def tested_on(
             )
     labels = torch.tensor([number[found.classes[label]] for label in found.labels])
     paths = found.files
-    logits = _logits(classifier, paths, watch)
+    broken: list[Undecodable] = []
+    images = classifier.preprocessing.read_all(paths, broken, watch)
+    batches = [logits for _, logits in classifier.logits(images)]
+    refuse(broken)  # it names all of them
+    logits = torch.cat(batches)
     tally = Tally.of(logits, labels, len(number))
     correct = logits.argmax(1) == labels
     about: dict[str, Any] = {"data": str(place), **_share(correct), **metrics(tally)}
@@ -113,23 +117,3 @@ def _found(place: Path, classes: Sequence[str]) -> Found:
     if place.suffix == ".csv" and place.is_file():
         return listed_in(place)
     raise ValueError(f"{place} is not a folder or csv file of images: name one that exists")
-
-
-@torch.no_grad()
-def _logits(
-    classifier: Classifier, paths: Sequence[Path], watch: Callable[[int, int], None] | None
-) -> Tensor:  # [N, L]
-    answers, broken = [], list[Undecodable]()
-    for start in range(0, len(paths), BATCH):
-        some, images = paths[start : start + BATCH], []
-        for path in some:
-            try:
-                images.append(classifier.preprocessing.read(path))
-            except Undecodable as error:  # `refuse` names all of them
-                broken.append(error)
-        if not broken:
-            answers.append(classifier(torch.stack(images)))
-        if watch is not None:
-            watch(start + len(some), len(paths))
-    refuse(broken)
-    return torch.cat(answers)

@@ -72,15 +72,10 @@ class Line:
 
     def thinned(self) -> Line:
         """The line with every k-th of its points and the last: at most `MOST_POINTS`."""
-        if len(self.x) <= MOST_POINTS:
-            return self
-        kept = [*range(0, len(self.x) - 1, _step(len(self.x))), len(self.x) - 1]
-
-        def keep(values: Any) -> Any:
-            return None if values is None else [values[i] for i in kept]
-
-        bands = {"low": keep(self.low), "high": keep(self.high)}
-        return replace(self, x=keep(self.x), y=keep(self.y), **bands)
+        sides = {name: getattr(self, name) for name in ("x", "y", "low", "high")}
+        step = _step(len(self.x))
+        kept = {k: [*v[:-1:step], *v[-1:]] for k, v in sides.items() if v is not None}
+        return replace(self, **kept)
 
 
 @dataclass(frozen=True)
@@ -95,7 +90,7 @@ class Name:
 
 
 def _step(num_points: int) -> int:
-    return -(-num_points // (MOST_POINTS - 1))
+    return 1 if num_points <= MOST_POINTS else -(-num_points // (MOST_POINTS - 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +145,7 @@ class Curves(Block):
     def thinned(self) -> Curves:
         """The block with thinned lines; its caption then says which points were kept."""
         longest = max((len(line.x) for line in self.lines), default=0)
-        if longest <= MOST_POINTS:
+        if _step(longest) == 1:
             return self
         kept = f" Of up to {longest:,} points a line, one in {_step(longest)} is drawn."
         thin = [line.thinned() for line in self.lines]

@@ -105,24 +105,24 @@ def _better_alone(run: Run) -> Caution | None:
     both = [name for name in federated if name in alone]
     if not both:
         return None
-    together, apart = (fmean(shares[name][0] for name in both) for shares in (federated, alone))
+    ours, own = (fmean(shares[name][0] for name in both) for shares in (federated, alone))
     count = len(both) * harmonic_mean([alone[name][1] for name in both])  # as certain as this many
     better = {
         name: (alone[name][0], federated[name][0])
         for name in both
         if wilson(*alone[name])[0] > federated[name][0]
     }
-    if wilson(apart, round(count))[0] > together:
+    if wilson(own, round(count))[0] > ours:
         whose, on_average = "the clients", " on average"
     elif better:
         whose, on_average = _named(better), "" if len(better) == 1 else " on average"
-        apart, together = (fmean(side) for side in zip(*better.values(), strict=True))
+        own, ours = (fmean(side) for side in zip(*better.values(), strict=True))
     else:
         return None
-    own, ours = (format_number(share, True) for share in (apart, together))
     return Caution(
         "better alone" if on_average else f"{whose} better alone",
-        f"Trained alone, {whose} would do better: {own}{on_average}, {ours} with this model.",
+        f"Trained alone, {whose} would do better: "
+        f"{format_number(own, True)}{on_average}, {format_number(ours, True)} with this model.",
     )
 
 

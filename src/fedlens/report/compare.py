@@ -110,10 +110,10 @@ def compare(
             _check_same_tests(task)
     paired = pairs(found, score)
     unequal = unequal_rounds(found)
-    summary = _summed_up(found, paired)
+    summary = _summary(found, paired)
     blocks = [
         *_text("Not compared", f"Left out, since they {unfinished}." if left_out else ""),
-        *_text("Not equally long", unequal),
+        *_text("Different numbers of rounds", unequal),
         *_picture_of_differences(paired),
         _results(found, paired, score),
         *(_differences(paired) if len(paired) > 1 else ()),  # the summary has a single one
@@ -146,7 +146,7 @@ def _check_same_tests(task: Task) -> None:
             )
 
 
-def _summed_up(found: Sequence[Task], paired: Sequence[Pair]) -> str:
+def _summary(found: Sequence[Task], paired: Sequence[Pair]) -> str:
     if len(paired) == 1:
         return paired[0].words()
     num_runs = sum(len(group.runs) for task in found for group in task.variants)

@@ -145,7 +145,8 @@ def _curves(block: Curves) -> Axes:
     marks = [Line2D([], [], **_strokes(one.place, one.style)) for one in names]
     for kind, meaning in block.meanings():
         labels.append(meaning)
-        marks.append(Line2D([], [], color=SOFT, linestyle=_dashes(kind)))
+        how = {"linestyle": _dashes(kind), "linewidth": WIDTHS[kind]}
+        marks.append(Line2D([], [], color=SOFT, **how))
     figure, axes = sheet(block.title, HEIGHT, BOTTOM + LINE * len(labels) + 0.1)
     place = {one.name: one.place for one in names}
     ends = []
@@ -608,8 +609,8 @@ def sheet(
     axes = figure.add_axes(
         (left / WIDTH, below / tall, (WIDTH - left - right) / WIDTH, height / tall)
     )
-    look: dict[str, Any] = {"fontsize": 10, "weight": "bold", "va": "center", "gid": TITLE}
-    figure.text(0.12 / WIDTH, 1 - 0.2 / tall, short(title, LONGEST_TITLE), **look)
+    how: dict[str, Any] = {"fontsize": 10, "weight": "bold", "va": "center", "gid": TITLE}
+    figure.text(0.12 / WIDTH, 1 - 0.2 / tall, short(title, LONGEST_TITLE), **how)
     return figure, axes
 
 

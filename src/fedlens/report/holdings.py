@@ -73,38 +73,37 @@ def partition_blocks(groups: Sequence[Group]) -> Iterator[Block]:
 
     Splits that differ in their seeds alone are one kind of partition: the first of them is drawn.
     """
-    splits: dict[tuple[str, str], tuple[str, Run, Array]] = {}  # by data set and split
+    kinds: dict[str, dict[str, tuple[Run, Array]]] = {}  # in words, and then by their digest
     runs = [run for one in groups for run in one.runs]
     for run, of in zip(runs, data_names(runs), strict=True):
         counts = matrix((run.partition or {}).get("label_counts"))
         if counts is not None:
-            way = _dealing(run, of, len(counts))
-            splits.setdefault((of, str(run.manifest.get("partition"))), (way, run, counts))
-    ways: dict[str, list[tuple[Run, Array]]] = {}
-    for way, run, counts in splits.values():
-        ways.setdefault(way, []).append((run, counts))
-    for way, alike in list(ways.items())[:MOST_PICTURES]:
-        run, counts = alike[0]
-        of = f": {way}" if len(ways) > 1 else ""
+            kind = _partition_in_words(run, of, len(counts))
+            found = kinds.setdefault(kind, {})
+            found.setdefault(str(run.manifest.get("partition")), (run, counts))
+    for kind, alike in list(kinds.items())[:MOST_PICTURES]:
+        run, counts = next(iter(alike.values()))
+        of = f": {kind}" if len(kinds) > 1 else ""
         classes = _classes(run, counts.shape[1])
         picture = partition_heat(counts, classes, f"Who holds what{of}", client_names(run))
         more = f" The first of {len(alike)} splits that differ in their seed."
         yield replace(picture, caption=picture.caption + more * (len(alike) > 1))
-    many = [one for one in splits.values() if len(one[2]) > FEW]  # fewer are seen one by one
+    splits = [(kind, *split) for kind, alike in kinds.items() for split in alike.values()]
+    many = [split for split in splits if len(split[2]) > FEW]  # fewer are seen one by one
     if many:
         yield Strip(
             title="EMD of each client",
             caption="How far each client's class shares are from everyone's: the L1 distance, 0 if "
             "they are alike, up to 2. A dot is a client; the stroke is the median.",
             groups=[
-                (_split_name(way, run, len(ways), len(splits)), emd_per_client(counts).tolist())
-                for way, run, counts in many
+                (_split_name(kind, run, len(kinds), len(splits)), emd_per_client(counts).tolist())
+                for kind, run, counts in many
             ],
             x_label="EMD",
         )
 
 
-def _dealing(run: Run, of: str, num_clients: int) -> str:
+def _partition_in_words(run: Run, of: str, num_clients: int) -> str:
     """The data set `of`, its partition with its options, and the number of clients, in words."""
     flat = settings(run.experiment)
     inner = "clients.partition."
@@ -113,12 +112,12 @@ def _dealing(run: Run, of: str, num_clients: int) -> str:
     return f"{of}, {' '.join([name, *numbers])} over {num_clients} clients"
 
 
-def _split_name(way: str, run: Run, num_ways: int, num_splits: int) -> str:
+def _split_name(kind: str, run: Run, num_kinds: int, num_splits: int) -> str:
     """A name for a split that distinguishes it from the others of a page."""
     flat = settings(run.experiment)
     seed = f"seed {written(flat.get('clients.seed', flat.get('seed', 0)))}"
-    if num_ways > 1:
-        return f"{way}, {seed}" if num_splits > num_ways else way
+    if num_kinds > 1:
+        return f"{kind}, {seed}" if num_splits > num_kinds else kind
     return seed if num_splits > 1 else "each client"
 
 
@@ -531,16 +530,12 @@ def _outcome_tiles(run: Run, title: str) -> Tiles:
     named = {name for column in columns for name in column.values()}
     legend = "; ".join(f"{name}: {MEANINGS[name]}" for name in OUTCOMES if name in named)
     caption = f"What became of each client that was asked, round by round. {legend}."
-    shown: dict[str, tuple[list[Any], list[Any]]]
-    shown = {"clients": (clients, everyone), "rounds": (rounds, everything)}
-    some = [
-        f"{len(those)} of {len(every)} {what} are shown"
-        for what, (those, every) in shown.items()
-        if len(those) < len(every)
-    ]
+    for what, some, every in (("clients", clients, everyone), ("rounds", rounds, everything)):
+        if len(some) < len(every):
+            caption += f" {len(some)} of {len(every)} {what} are shown."
     return Tiles(
         title=title,
-        caption=caption + (f" {', '.join(some).capitalize()}." if some else ""),
+        caption=caption,
         kinds=OUTCOMES,
         values=[[column.get(client) for column in columns] for client in clients],
         row_names=[names[client] if client < len(names) else str(client) for client in clients],

@@ -98,7 +98,7 @@ def html(
     shown = [_shown(one, picture(one) if is_drawn(one) else "", bool(live)) for one in blocks]
     lead = next((one for one in shown if _kind(one.block) == "figures"), None)
     sections = [
-        (kind, _arranged([*some], lead) if kind == "figures" else [*some])
+        (kind, _in_pairs([*some], lead) if kind == "figures" else [*some])
         for kind, some in groupby(shown, key=lambda one: _kind(one.block))
     ]
     script = (HERE / "page.js").read_text("utf-8")
@@ -122,7 +122,7 @@ def _kind(block: Block) -> str:
     return next(own, "figures")
 
 
-def _arranged(figures: Sequence[Shown], lead: Shown | None) -> list[Shown]:
+def _in_pairs(figures: Sequence[Shown], lead: Shown | None) -> list[Shown]:
     """Arrange figures in pairs. The first of the page, crowded and unpaired ones are wide."""
     wide = [
         one is lead or (isinstance(one.block, Curves) and len(one.block.names()) > CROWDED)

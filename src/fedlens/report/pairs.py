@@ -123,24 +123,24 @@ def tasks(
     if names is not None:
         of_name = ([o for o, n in zip(flat, names, strict=True) if n == one] for one in set(names))
         within = {key for alike in of_name for key in differing(alike)}
-        return _arranged(runs, flat, names, [key for key in differing(flat) if key in within])
+        return _into_tasks(runs, flat, names, [key for key in differing(flat) if key in within])
     differ = differing(flat)
     tops = by or ["algorithm"]
     chosen = [key for key in differ if any(f"{key}.".startswith(f"{top}.") for top in tops)]
     if by and not chosen:
         others = ", ".join(differ) or "their seeds alone"
         raise ValueError(f"the runs do not differ in {', '.join(by)}: they differ in {others}")
-    apart = [key for key in differ if key not in chosen]
-    if "algorithm" in apart:  # then it is no part of a variant's name
+    between = [key for key in differ if key not in chosen]
+    if "algorithm" in between:  # then it is no part of a variant's name
         variants = [
             ", ".join(f"{key.split('.')[-1]} {written(one.get(key))}" for key in chosen)
             for one in flat
         ]
     else:
         variants = _variants(flat, chosen)
-    found = _arranged(runs, flat, variants, apart)
+    found = _into_tasks(runs, flat, variants, between)
     if not by and all(len(task.variants) < 2 for task in found):
-        found = _arranged(runs, flat, _variants(flat, differ), [])
+        found = _into_tasks(runs, flat, _variants(flat, differ), [])
     return found
 
 
@@ -262,15 +262,15 @@ def unequal_rounds(all_tasks: Sequence[Task]) -> str:
     return f"Runs differ in rounds, and each is compared at its own end: {'; '.join(found)}."
 
 
-def _arranged(
+def _into_tasks(
     runs: Sequence[Run],
     flat: Sequence[dict[str, Any]],
     variants: Sequence[str],  # of each run
-    apart: Sequence[str],  # the settings in which tasks differ
+    between: Sequence[str],  # the settings in which tasks differ
 ) -> list[Task]:
     sorted_in: dict[str, dict[str, list[Run]]] = {}
     for run, one, variant in zip(runs, flat, variants, strict=True):
-        sorted_in.setdefault(_task(one, flat, apart), {}).setdefault(variant, []).append(run)
+        sorted_in.setdefault(_task(one, flat, between), {}).setdefault(variant, []).append(run)
     found = []
     for task, by_variant in sorted_in.items():
         for members in by_variant.values():
@@ -285,11 +285,11 @@ def _arranged(
     return found
 
 
-def _task(one: dict[str, Any], flat: Sequence[dict[str, Any]], apart: Sequence[str]) -> str:
+def _task(one: dict[str, Any], flat: Sequence[dict[str, Any]], between: Sequence[str]) -> str:
     """A task's name. It has options of an algorithm only if runs with it differ in them."""
     alike = [other for other in flat if other.get("algorithm") == one.get("algorithm")]
     words = []
-    for key in apart:
+    for key in between:
         own = key.startswith("algorithm.")
         if own and len({written(other.get(key)) for other in alike}) < 2:
             continue

@@ -132,6 +132,7 @@ def _panels(
         panels.append(figure.add_axes(box))
         panels[-1].spines[:].set(visible=True, color=GRID)
         panels[-1].grid(False)
+        panels[-1].tick_params(which="both", length=0)
         low += tall + gap
     size = min(14, 105 * (width + 1.3) / max(len(title), 1))  # so that it fits
     write(panels[-1], 0, 1, title, xycoords="axes fraction", above=32, fontsize=size, weight="bold")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from unicodedata import combining, east_asian_width
 
 from fedlens.report.numbers import NONE, format_number
@@ -10,32 +10,18 @@ from fedlens.runs.budgets import rounds_to
 from fedlens.runs.records import Run, primary_part, recorded_as
 from fedlens.storage.reading import printable
 
-HEADER = [
-    "run",
-    "final accuracy",
-    "best accuracy (round)",
-    "final loss",
-    "macro F1",
-    "algorithm",
-    "rounds",
-    "MB up",
-    "MB down",
-    "seconds",
-    "status",
-]
-MORE = ["relative accuracy", "rounds to 90% of it", "worst tenth of clients"]
-"""Columns after those of the final model; each is shown only if a run has a value for it."""
+Column = Callable[[Run, str], str]
+"""The cell of a run; the second argument is the part that it was evaluated on."""
+OPTIONAL = ("relative accuracy", "rounds to 90% of it", "worst tenth of clients")
+"""Columns that are shown only if a run has a value for them."""
 
 
 def rows(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     """The results table of runs as text cells: its header, and one row for each run."""
-    more = [_more(run) for run in runs]
-    shown = [i for i in range(len(MORE)) if any(cells[i] != NONE for cells in more)]
-    column, part = HEADER.index("algorithm"), primary_part(runs)
-    body = [_row(run, part) for run in runs]
-    for row, cells in zip(body, more, strict=True):
-        row[column:column] = [cells[i] for i in shown]
-    return [*HEADER[:column], *(MORE[i] for i in shown), *HEADER[column:]], body
+    part = primary_part(runs)
+    columns = {name: [text(run, part) for run in runs] for name, text in COLUMNS.items()}
+    shown = {k: v for k, v in columns.items() if k not in OPTIONAL or {*v} != {NONE}}
+    return list(shown), [list(row) for row in zip(*shown.values(), strict=True)]
 
 
 def table(
@@ -79,31 +65,45 @@ def decimal(value: float | None, digits: int = 3) -> str:
     return f"{value:.{digits}f}" if abs(value) < 1e6 else f"{value:.1e}"
 
 
-def _row(run: Run, part: str) -> list[str]:
+def _best(run: Run, part: str) -> str:
     best = run.best(f"{part}_accuracy")
+    return f"{format_number(best[0], True)} ({best[1]})" if best else NONE
+
+
+def _rounds_to(run: Run, _: str) -> str:
+    if run.final("relative_accuracy") is None:
+        return NONE
+    reached = rounds_to(run.rounds, 0.9, "relative_accuracy")
+    return "never" if reached is None else str(reached)
+
+
+def _rounds(run: Run, _: str) -> str:
     planned = run.experiment.get("rounds")
     short = isinstance(planned, int) and run.num_rounds < planned
-    up, down = (run.total(column) for column in ("bytes_up", "bytes_down"))
-    return [
-        run.name,
-        format_number(run.final(f"{part}_accuracy"), True),
-        f"{format_number(best[0], True)} ({best[1]})" if best else NONE,
-        decimal(run.final(recorded_as([run], part, "loss"))),
-        decimal(run.final(f"{part}_f1")),
-        run.algorithm,
-        f"{run.num_rounds} of {planned}" if short else str(run.num_rounds),
-        decimal(None if up is None else up / 1e6, 1),
-        decimal(None if down is None else down / 1e6, 1),
-        decimal(run.total("seconds"), 1),
-        run.status,
-    ]
+    return f"{run.num_rounds} of {planned}" if short else str(run.num_rounds)
 
 
-def _more(run: Run) -> list[str]:
-    relative = run.final("relative_accuracy")
-    reached = rounds_to(run.rounds, 0.9, "relative_accuracy")
-    return [
-        format_number(relative, True),
-        NONE if relative is None else "never" if reached is None else str(reached),
-        format_number(run.final("client_accuracy_worst_decile"), True),
-    ]
+def _final(measure: str) -> Column:
+    return lambda run, part: format_number(run.final(measure.format(part)), True)
+
+
+def _total(column: str, unit: float) -> Column:
+    return lambda run, _: decimal(None if (of := run.total(column)) is None else of / unit, 1)
+
+
+COLUMNS: dict[str, Column] = {
+    "run": lambda run, _: run.name,
+    "final accuracy": _final("{}_accuracy"),
+    "best accuracy (round)": _best,
+    "final loss": lambda run, part: decimal(run.final(recorded_as([run], part, "loss"))),
+    "macro F1": lambda run, part: decimal(run.final(f"{part}_f1")),
+    "relative accuracy": _final("relative_accuracy"),
+    "rounds to 90% of it": _rounds_to,
+    "worst tenth of clients": _final("client_accuracy_worst_decile"),
+    "algorithm": lambda run, _: run.algorithm,
+    "rounds": _rounds,
+    "MB up": _total("bytes_up", 1e6),
+    "MB down": _total("bytes_down", 1e6),
+    "seconds": _total("seconds", 1.0),
+    "status": lambda run, _: run.status,
+}
