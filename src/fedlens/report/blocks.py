@@ -209,19 +209,14 @@ class Bars(Block):
         return ["group", "series", self.y_label or "height", "error"], rows
 
     def words(self) -> str:
-        def told(one: Series, group: int) -> str:
-            error = one.errors[group] if one.errors else None
-            height, around = (
-                format_number(y, self.percent, self.digits) for y in (one.heights[group], error)
-            )
-            return f"{height} ± {around}" if is_number(error) else height
-
-        facts = _of_each(self.groups, self.series, told)
+        facts = _of_each(self.groups, self.series, self.format)
         return f"Bar chart of {self.y_label or self.title}. {facts}"
 
-    def label(self, height: float) -> str:
-        """A height as it is written next to its bar."""
-        return format_label(height, self.percent, self.digits)
+    def format(self, one: Series, group: int) -> str:
+        """A height and its error as they are written beside its bar."""
+        error = one.errors[group] if one.errors else None
+        numbers = [one.heights[group], *([error] if is_number(error) else [])]
+        return " ± ".join(format_label(y, self.percent, self.digits) for y in numbers)
 
 
 @dataclass(frozen=True)

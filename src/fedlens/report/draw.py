@@ -43,7 +43,7 @@ from fedlens.report.blocks import (
     Strip,
     Tiles,
 )
-from fedlens.report.numbers import LONG, format_label, format_number, format_tick
+from fedlens.report.numbers import LONG, format_label, format_tick
 from fedlens.report.palette import COLOURS, DASHES, RUNS, WIDTHS, colour_of, marker_of
 from fedlens.report.tables import columns_of
 from fedlens.report.texts import any_script, find_letters, short, shortened
@@ -94,7 +94,6 @@ PRINT = {
 
 FEW = 6  # up to this many lines, their last values fit in the margin
 FEW_POINTS = 12  # up to this many points of a line, each has a marker
-BESIDE = 22  # names up to this many characters fit beside their bars
 TALL, NAMED, APART = 0.2, 0.2, 0.12  # inches: height of an interval, of a row's name, gap of rows
 MOST_CELLS = 1000  # in a row of a heat map: more cannot be seen
 MOST_NAMES = 40  # up to this many rows or columns are labelled with their names
@@ -228,80 +227,14 @@ def _within_shares(limits: tuple[float, float], values: Iterable[Any]) -> tuple[
     return max(low, -air), min(high, 1 + air)
 
 
-def _bars(block: Bars) -> Axes:
-    longest = max(map(columns_of, block.groups), default=0)
-    beside = len(block.series) == 1 and longest <= BESIDE  # names are beside the bars, else above
-    tall, pad, named = (0.2, 0.04, 0.0) if beside else (0.24, 0.16, 0.2)  # inches
-    step = named + tall * len(block.series) + pad
-    left = LETTERS * longest + 0.2 if beside else 0.12
-    marks = [_square(colour_of(i), one.hollow) for i, one in enumerate(block.series)]
-    axes = _rows(block, step * len(block.groups), 0.32, left, RIGHT, marks)
-    ends = [0.0]
-    for g, group in enumerate(shortened(block.groups, 48)):
-        if beside:
-            where: Any = ("axes fraction", "data")
-            write(axes, 0, g * step + tall / 2, group, -5, xycoords=where, ha="right")
-        else:
-            write(axes, 0, g * step + named / 2, group)
-        for s, series in enumerate(block.series):
-            at = g * step + named + tall * (s + 0.5)
-            ends += _bar(axes, block, series, g, at, 0.86 * tall, colour_of(g if block.dots else s))
-    axes.set_ylim(step * len(block.groups), -0.04)
-    heights = [y for series in block.series for y in series.heights if is_number(y)]
-    room = 1.45 if any(series.errors for series in block.series) else 1.0  # for "19.3% ± 10.0%"
-    large = number_ticks(axes.xaxis, block.percent)
-    most = max(2, int((WIDTH - left - RIGHT) / room / 0.8)) if large else 6
-    steps = MaxNLocator(most, steps=[1, 2, 5, 10])
-    ticks = steps.tick_values(min(ends), max(ends) or 1)
-    if block.percent and min(ends) == 0 and 0.4 < max(heights, default=0.0) <= 1:
-        ticks = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]  # the axis goes up to 100%
-    axes.set_xticks(ticks)  # no tick where the axis only makes room for text: no 120%
-    axes.spines["bottom"].set_bounds(ticks[0], ticks[-1])
-    axes.set_xlim(ticks[0], max(ticks[-1], max(ends) * room))
-    return axes
-
-
-def _bar(
-    axes: Axes, block: Bars, series: Series, place: int, at: float, tall: float, colour: str
-) -> tuple[float, float]:
-    """Draw one bar with its number; return its left and right end, error bar included."""
-    height, error = series.heights[place], series.errors[place] if series.errors else None
-    if not is_number(height):
-        write(axes, 0, at, format_number(None), right=5)
-        return 0.0, 0.0
-    face = "none" if series.hollow else colour
-    axes.barh(at, height, height=tall, color=face, edgecolor=colour, linewidth=1.2)
-    end, words = max(height, 0.0), block.label(height)
-    if is_number(error):
-        axes.errorbar(height, at, xerr=error, color=INK, linewidth=1.2, capsize=2.5)
-        end, words = max(height + error, 0.0), f"{words} ± {block.label(error)}"
-    write(axes, end, at, words, right=5, weight="bold")
-    return min(height - (error or 0.0), 0.0), end
-
-
 def _square(colour: str, hollow: bool = False) -> Line2D:
     """A mark of a legend."""
     how: dict[str, Any] = {"marker": "s", "linestyle": "", "markersize": 7}
     return Line2D([], [], color=colour, markerfacecolor="none" if hollow else colour, **how)
 
 
-def _rows(
-    block: Any, height: float, below: float, left: float, right: float, marks: Sequence[Line2D]
-) -> Axes:
-    """A panel for named rows, without lines across the names; several series have a legend."""
-    several = len(marks) > 1
-    below += LINE * len(marks) + 0.1 if several else 0.0
-    figure, axes = sheet(block.title, height, below, left, right)
-    axes.set_yticks([])
-    axes.spines["left"].set_visible(False)
-    axes.grid(False)
-    if several:
-        legend(figure, [one.name for one in block.series], marks)
-    return axes
-
-
 def _strip(block: Strip) -> Axes:
-    axes = _rows(block, 0.52 * len(block.groups), BOTTOM, 0.16, 0.2, ())
+    _, axes = sheet(block.title, 0.52 * len(block.groups), BOTTOM, 0.16, 0.2)
     for g, (name, values) in enumerate(block.groups):
         xs = sorted(x for x in values if is_number(x))
         write(axes, 0, g + 0.06, short(name, 48), xycoords=("axes fraction", "data"), va="top")
@@ -313,45 +246,50 @@ def _strip(block: Strip) -> Axes:
                      rasterized=len(xs) > 2000)  # fmt: skip
         axes.plot([block.stroke(g)] * 2, [g + 0.48, g + 0.92], color=INK, linewidth=1.6)
     axes.set_ylim(len(block.groups) or 1, 0)
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
     axes.grid(True, axis="x")
     axes.set_xlabel(block.x_label)
     number_ticks(axes.xaxis, block.percent)
     return axes
 
 
+def _bars(block: Bars) -> Axes:
+    squares = [_square(colour_of(place), one.hollow) for place, one in enumerate(block.series)]
+    axes = _rows(block, block.groups, squares, _bar)
+    axes.set_xlabel(block.y_label)
+    heights = [y for one in block.series for y in one.heights if is_number(y)]
+    if block.percent and 0.4 < max(heights, default=0.0) <= 1 and min(heights) >= 0:
+        axes.set_xticks([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+        axes.set_xlim(0.0, max(1.0, axes.get_xlim()[1]))
+    else:
+        axes.set_xlim(left=None if min(heights, default=0.0) < 0 else 0.0)
+    return axes
+
+
+def _bar(axes: Axes, block: Bars, one: Series, row: int, place: int, at: float) -> None:
+    height, error, colour = one.heights[row], one.errors and one.errors[row], colour_of(place)
+    if not is_number(height):
+        return
+    face = "none" if one.hollow else colour
+    axes.barh(at, height, height=0.86 * TALL, color=face, edgecolor=colour, linewidth=1.2)
+    if is_number(error):
+        axes.errorbar(height, at, xerr=error, color=INK, linewidth=1.2, capsize=2.5)
+
+
 def _intervals(block: Intervals) -> Axes:
-    step = NAMED + TALL * len(block.series) + APART
-    height = step * max(len(block.rows), 1)
-    told = [block.format(one, i) for one in block.series for i in range(len(block.rows))]
-    right = LETTERS * max(map(len, told), default=1) + 0.2
-    marks = [_dot(place) for place in range(len(block.series))]
-    axes = _rows(block, height, 0.5, 0.16, right, marks)
-    for r, row in enumerate(shortened(block.rows, 54)):
-        if r:
-            axes.axhline(r * step - APART / 2, color=GRID, linewidth=0.6)
-        how: dict[str, Any] = {"xycoords": ("axes fraction", "data")}
-        write(axes, 0, r * step + NAMED / 2, row, **how)
-        if block.zero:
-            ends = [r * step + NAMED, (r + 1) * step - APART]
-            axes.plot([0, 0], ends, color=SOFT, linewidth=1.2)
-        for s, one in enumerate(block.series):
-            at = r * step + NAMED + TALL * (s + 0.5)
-            _mark(axes, block, one, r, r if block.dots else s, at)
-            write(axes, 1, at, block.format(one, r), right=8, **how)
-    axes.set_ylim(height - APART / 2, -0.06)
-    axes.margins(x=0.06)
-    most = max(2, int((WIDTH - right) / 0.6))
-    axes.xaxis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
+    axes = _rows(block, block.rows, [_dot(place) for place in range(len(block.series))], _interval)
     axes.set_xlabel(block.x_label)
     if block.percent:
         ends = [x for one in block.series for side in (one.low, one.high, one.values) for x in side]
         axes.set_xlim(_within_shares(axes.get_xlim(), ends))
-    number_ticks(axes.xaxis, block.percent, most=min(most, 4))
     return axes
 
 
-def _mark(axes: Axes, block: Intervals, one: Marks, row: int, place: int, at: float) -> None:
+def _interval(axes: Axes, block: Intervals, one: Marks, row: int, place: int, at: float) -> None:
     value, low, high = (side[row] for side in (one.values, one.low, one.high))
+    if block.zero:
+        axes.plot([0, 0], [at - TALL / 2, at + TALL / 2], color=SOFT, linewidth=1.2)
     if not is_number(value):
         return
     colour = SOFT if row in block.faint else colour_of(place)
@@ -366,6 +304,41 @@ def _mark(axes: Axes, block: Intervals, one: Marks, row: int, place: int, at: fl
 def _dot(place: int, colour: str = "") -> Line2D:
     how: dict[str, Any] = {"marker": marker_of(place), "linestyle": ""}
     return Line2D([], [], color=colour or colour_of(place), markersize=6, **how)
+
+
+def _rows(
+    block: Bars | Intervals,
+    names: Sequence[str],
+    marks: Sequence[Line2D],
+    draw: Callable[..., None],
+) -> Axes:
+    """Rows of values, each below its name: what `draw` draws, and the numbers at the right."""
+    series: Sequence[Any] = block.series
+    step = NAMED + TALL * len(series) + APART
+    told = [block.format(one, row) for one in series for row in range(len(names))]
+    right = LETTERS * max(map(len, told), default=1) + 0.2
+    below = 0.5 + (LINE * len(series) + 0.1 if len(series) > 1 else 0.0)
+    figure, axes = sheet(block.title, step * max(len(names), 1), below, 0.16, right)
+    axes.grid(False)  # lines would cross the names
+    how: dict[str, Any] = {"xycoords": ("axes fraction", "data")}
+    for r, name in enumerate(shortened(names, 54)):
+        if r:
+            axes.axhline(r * step - APART / 2, color=GRID, linewidth=0.6)
+        write(axes, 0, r * step + NAMED / 2, name, **how)
+        for s, one in enumerate(series):
+            at = r * step + NAMED + TALL * (s + 0.5)
+            draw(axes, block, one, r, r if block.dots else s, at)
+            write(axes, 1, at, block.format(one, r), right=8, **how)
+    axes.set_ylim(step * max(len(names), 1) - APART / 2, -0.06)
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    axes.margins(x=0.06)
+    most = max(2, int((WIDTH - right) / 0.6))
+    axes.xaxis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
+    number_ticks(axes.xaxis, block.percent, most=min(most, 4))
+    if len(series) > 1:
+        legend(figure, [one.name for one in series], marks)
+    return axes
 
 
 def _heat(block: Heat) -> Axes:
