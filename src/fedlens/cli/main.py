@@ -59,9 +59,9 @@ VERBS = {
     "new": "new",
     "import": "import_images",
     "partition": "partition",
-    "list": "list",
-    "explain": "schema",
-    "schema": "schema",
+    "list": "names",
+    "explain": "names",
+    "schema": "names",
     "bench": "bench",
     "doctor": "doctor",
 }
