@@ -267,7 +267,7 @@ def test_data_too_large_for_a_page_are_in_the_file_beside_it(tmp_path, monkeypat
     page = render_page("a page", "", [HEAT], tmp_path).read_text()
     assert f'href="figures/{HEAT.slug}.csv"' in page and "data:text/csv" not in page
     assert (tmp_path / "figures" / f"{HEAT.slug}.csv").is_file()
-    live = html("a page", "", [HEAT], lambda _: "", live=True)
+    live = html("a page", "", [HEAT], lambda _: "", live="yes")
     assert "data:text/csv" in live, "beside which there is no file"
 
 

@@ -155,13 +155,13 @@ def _finish(results: dict[str, Result], folder: Path, as_json: bool, draw: Draw)
     for name, result in results.items():
         collapsed = result.status == "finished" and result.summary.get("collapsed") is True
         by_end.setdefault("collapsed" if collapsed else result.status, []).append(name)
-    words = {
+    said = {
         "diverged": "{} diverged",
         "invalid": f"{{}} ended with a loss that is {UNSOUND}",
         "collapsed": "in {} the model gives every image the same class",
     }
-    for end in [one for one in words if one in by_end]:
+    for end in [one for one in said if one in by_end]:
         count = f"{len(by_end[end])} of {len(results)} points"
-        warn(f"{words[end].format(count)}: {' '.join(by_end[end])}")
+        warn(f"{said[end].format(count)}: {' '.join(by_end[end])}")
     statuses = {result.status for result in results.values()}
     raise SystemExit(0 if "finished" in statuses else EXIT[min(statuses, key=EXIT.__getitem__)])

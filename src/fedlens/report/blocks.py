@@ -74,6 +74,7 @@ class Line:
         """The line with every k-th of its points and the last: at most `MOST_POINTS`."""
         sides = {name: getattr(self, name) for name in ("x", "y", "low", "high")}
         step = _step(len(self.x))
+        kept: dict[str, Any]
         kept = {k: [*v[:-1:step], *v[-1:]] for k, v in sides.items() if v is not None}
         return replace(self, **kept)
 

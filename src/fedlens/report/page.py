@@ -239,7 +239,7 @@ def _classes(block: Table, cells: Sequence[Sequence[str]]) -> list[str]:
 def _chart(block: Curves) -> str:
     """What page.js needs to draw curves, as JSON that is safe inside HTML."""
     place = places(block.lines)
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"name": line.name, "style": line.style, "ring": line.ring, "x": list(line.x)}
         | {key: _plain(getattr(line, key)) for key in ("y", "low", "high")}
         | _drawn_with(place[line.name])
@@ -259,7 +259,7 @@ def _chart(block: Curves) -> str:
     return text.replace("<", "\\u003c").replace("&", "\\u0026")
 
 
-def _drawn_with(place: int) -> dict[str, int | str]:
+def _drawn_with(place: int) -> dict[str, Any]:
     return {"place": place, "colour": in_page(place), "marker": marker_of(place)}
 
 

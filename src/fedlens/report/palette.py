@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 CSS = (Path(__file__).parent / "page.css").read_text("utf-8")
-COLOURS = dict(re.findall(r"--([\w-]+): (#\w{6});", CSS.partition("@media")[0]))
+COLOURS: dict[str, str] = dict(re.findall(r"--([\w-]+): (#\w{6});", CSS.partition("@media")[0]))
 """The colours of a page in light mode, by their names."""
 RUNS = [name for name in COLOURS if name.startswith("run-")]
 """The first four differ under every common colour blindness; markers help with more."""

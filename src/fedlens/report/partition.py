@@ -188,12 +188,16 @@ def _draw_bubbles(axes: Axes, counts: Array, diameter: float) -> None:
         Line2D([], [], markersize=diameter * math.sqrt(n / most), label=f"{n:,}", **dot)
         for n in dict.fromkeys(max(round_numbers(most // part), default=1) for part in (1, 4, 16))
     ]
-    room = {
-        "labelspacing": max(0.6, diameter / 12 - 0.3),
-        "handlelength": max(1.2, diameter / 9),
-    }
-    beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1), "alignment": "left"}
-    axes.legend(handles=key, title="examples", title_fontsize=9, **beside, **room)
+    axes.legend(
+        handles=key,
+        title="examples",
+        title_fontsize=9,
+        loc="upper left",
+        bbox_to_anchor=(1, 1),
+        alignment="left",
+        labelspacing=max(0.6, diameter / 12 - 0.3),
+        handlelength=max(1.2, diameter / 9),
+    )
 
 
 def _draw_shares(figure: Figure, axes: Axes, counts: Array) -> None:
