@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import fedlens as fl
+from fedlens.cli.run import _reserved
 from tests.command_line import EXPERIMENT
 from tests.runs.resumable import Stop, assert_same_run, contents, forgetful
 
@@ -78,6 +79,11 @@ def test_only_what_a_run_wrote_is_overwritten(tmp_path):
     with pytest.raises(ValueError, match=r"thesis\.tex"):
         fl.run(forgetful(), other, overwrite=True)
     assert sorted(contents(other)) == ["experiment.toml", "manifest.json", "thesis.tex"]
+    for name in ("manifest.json", "thesis.tex"):
+        (other / name).unlink()
+    with pytest.raises(ValueError, match="not a run"):
+        fl.run(forgetful(), other, overwrite=True)
+    assert contents(other) == {"experiment.toml": b"x"}
 
 
 def test_runs_that_begin_at_once_take_a_number_each(tmp_path):
@@ -93,6 +99,12 @@ def test_runs_that_begin_at_once_take_a_number_each(tmp_path):
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["a", "a-2", "a-3"]
     for run in (tmp_path / "runs").iterdir():
         assert json.loads((run / "summary.json").read_text())["status"] == "finished"
+
+
+def test_a_place_is_taken_before_its_run_begins(tmp_path):
+    with _reserved(tmp_path / "runs" / "a") as one, _reserved(tmp_path / "runs" / "a") as two:
+        assert (one.name, two.name) == ("a", "a-2")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_command_that_is_refused_leaves_no_folder(fedlens, tmp_path, monkeypatch):
