@@ -24,6 +24,7 @@ SCRIPTS = {  # with the number of processes that share it; what takes longest st
     "tests.gpu.recipes": 2,
     "tests.gpu.several": 1,
     "tests.gpu.evaluations": 1,
+    "tests.gpu.client_memory": 1,
 }
 LIMIT = 900  # seconds after which a process has failed
 
