@@ -35,7 +35,7 @@ KEEPS = {"fedper", "fedrep", "fedbabu", "lg-fedavg", "local-only", "fedproto"}  
 ADAM = 'batch_size = 8, lr = 0.01, optimizer = "adam", clip = 1.0, reset = false'
 
 
-@pytest.mark.parametrize("paper", [*PAPERS.keys() - KEEPS, "adam, kept"])
+@pytest.mark.parametrize("paper", [*sorted(PAPERS.keys() - KEEPS), "adam, kept"])
 def test_a_fleet_ends_with_the_bytes_of_the_simulation(paper, tmp_path):
     path = write_experiment(tmp_path, PAPERS.get(paper, PAPERS["fedavg"]))
     if paper == "adam, kept":
