@@ -114,6 +114,7 @@ def test_keys_that_no_site_needs_are_refused(tmp_path):
     wrong = [
         ("experiment", "weights"),
         ("experiment", "evaluate"),
+        ("experiment", "attack"),
         ("experiment", "dataset"),
         ("experiment", "x"),
         ("experiment", "clients", "devices"),

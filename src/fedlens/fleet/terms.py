@@ -29,7 +29,7 @@ from fedlens.version import __version__
 logger = logging.getLogger(__name__)
 
 NOT_TOLD = (
-    *("dataset", "device", "evaluate", "faults", "normalise", "reporting", "stop"),
+    *("attack", "dataset", "device", "evaluate", "faults", "normalise", "reporting", "stop"),
     *("weights", "weights_sha256", "privacy"),
 )
 """The keys of an experiment that only the server uses. Sites take all others, and no more."""
