@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -78,24 +78,33 @@ def seed_of(run: Run) -> tuple[Any, ...]:
 
 
 def names_by_difference(many: Sequence[dict[str, Any]]) -> list[str]:
-    """A name for each experiment: its algorithm, and the other settings that differ.
+    """A name for each experiment: its algorithm, and the other settings that differ."""
+    return in_words(many, dict.fromkeys(["algorithm", *differing(many)]))
+
+
+def in_words(
+    many: Sequence[Mapping[str, Any]],
+    keys: Iterable[str],
+    by_value: Container[str] = ("algorithm",),
+    label: Callable[[str], str] = lambda key: key.split(".")[-1],
+) -> list[str]:
+    """These settings of each experiment in words; some are named by their value alone.
 
     Options of an algorithm are named only if experiments with that algorithm differ in them.
     """
-    algorithms = [str(flat.get("algorithm", "fedavg")) for flat in many]
-    differ = set(differing(many)) - {"algorithm"}
+    algorithms = [written(flat.get("algorithm")) for flat in many]
     own = {
         name: differing([flat for flat, of in zip(many, algorithms, strict=True) if of == name])
         for name in set(algorithms)
     }
-    names = []
-    for flat, algorithm in zip(many, algorithms, strict=True):
-        words = [algorithm]
-        for key, value in flat.items():
-            if key in (own[algorithm] if key.startswith("algorithm.") else differ):
-                words.append(f"{key.split('.')[-1]} {written(value)}")
-        names.append(", ".join(words))
-    return names
+    return [
+        ", ".join(
+            ("" if key in by_value else f"{label(key)} ") + written(flat[key])
+            for key in keys
+            if key in flat and (key in own[algorithm] or not key.startswith("algorithm."))
+        )
+        for flat, algorithm in zip(many, algorithms, strict=True)
+    ]
 
 
 def differing(many: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -14,10 +14,10 @@ from fedlens.evaluation.intervals import holm, p_value
 from fedlens.report.groups import (
     Group,
     differing,
+    in_words,
     names_by_difference,
     seed_of,
     without_seeds,
-    written,
 )
 from fedlens.report.numbers import NONE
 from fedlens.runs.records import PART_NAMES, Run
@@ -131,23 +131,12 @@ def tasks(
         others = ", ".join(differ) or "their seeds alone"
         raise ValueError(f"the runs do not differ in {', '.join(by)}: they differ in {others}")
     between = [key for key in differ if key not in chosen]
-    if "algorithm" in between:  # then it is no part of a variant's name
-        variants = [
-            ", ".join(f"{key.split('.')[-1]} {written(one.get(key))}" for key in chosen)
-            for one in flat
-        ]
-    else:
-        variants = _variants(flat, chosen)
-    found = _into_tasks(runs, flat, variants, between)
+    # If tasks differ in their algorithms, these are no part of a variant's name.
+    named = chosen if "algorithm" in between else dict.fromkeys(["algorithm", *chosen])
+    found = _into_tasks(runs, flat, in_words(flat, named), between)
     if not by and all(len(task.variants) < 2 for task in found):
-        found = _into_tasks(runs, flat, _variants(flat, differ), [])
+        found = _into_tasks(runs, flat, names_by_difference(flat), [])
     return found
-
-
-def _variants(flat: Sequence[dict[str, Any]], by: Sequence[str]) -> list[str]:
-    """The name of each run's variant: its algorithm, and its settings under the keys `by`."""
-    named = {"algorithm", *by}
-    return names_by_difference([{k: v for k, v in one.items() if k in named} for one in flat])
 
 
 @dataclass(frozen=True)
@@ -268,9 +257,14 @@ def _into_tasks(
     variants: Sequence[str],  # of each run
     between: Sequence[str],  # the settings in which tasks differ
 ) -> list[Task]:
+    def label(key: str) -> str:
+        own = key.startswith("algorithm.")
+        return key.split(".")[-1] if own else key.removeprefix("clients.")
+
     sorted_in: dict[str, dict[str, list[Run]]] = {}
-    for run, one, variant in zip(runs, flat, variants, strict=True):
-        sorted_in.setdefault(_task(one, flat, between), {}).setdefault(variant, []).append(run)
+    named = in_words(flat, between, ("dataset", "algorithm"), label)
+    for run, task, variant in zip(runs, named, variants, strict=True):
+        sorted_in.setdefault(task, {}).setdefault(variant, []).append(run)
     found = []
     for task, by_variant in sorted_in.items():
         for members in by_variant.values():
@@ -283,20 +277,6 @@ def _into_tasks(
         groups = (Group(v, tuple(m), without_seeds(m[0])) for v, m in by_variant.items())
         found.append(Task(task, tuple(groups)))
     return found
-
-
-def _task(one: dict[str, Any], flat: Sequence[dict[str, Any]], between: Sequence[str]) -> str:
-    """A task's name. It has options of an algorithm only if runs with it differ in them."""
-    alike = [other for other in flat if other.get("algorithm") == one.get("algorithm")]
-    words = []
-    for key in between:
-        own = key.startswith("algorithm.")
-        if own and len({written(other.get(key)) for other in alike}) < 2:
-            continue
-        short = key.split(".")[-1] if own else key.removeprefix("clients.")
-        value = written(one.get(key))
-        words.append(value if key in ("dataset", "algorithm") else f"{short} {value}")
-    return ", ".join(words)
 
 
 def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
