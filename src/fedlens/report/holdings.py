@@ -73,22 +73,22 @@ def partition_blocks(groups: Sequence[Group]) -> Iterator[Block]:
 
     Splits that differ in their seeds alone are one kind of partition: the first of them is drawn.
     """
-    kinds: dict[str, dict[str, tuple[Run, Array]]] = {}  # in words, and then by their digest
-    runs = [run for one in groups for run in one.runs]
+    kinds: dict[str, list[tuple[Run, Array]]] = {}
+    runs, seen = [run for one in groups for run in one.runs], set()
     for run, of in zip(runs, data_names(runs), strict=True):
         counts = matrix((run.partition or {}).get("label_counts"))
-        if counts is not None:
-            kind = _partition_in_words(run, of, len(counts))
-            found = kinds.setdefault(kind, {})
-            found.setdefault(str(run.manifest.get("partition")), (run, counts))
+        split = of, str(run.manifest.get("partition"))
+        if counts is not None and split not in seen:
+            seen.add(split)
+            kinds.setdefault(_partition_in_words(run, of, len(counts)), []).append((run, counts))
     for kind, alike in list(kinds.items())[:MOST_PICTURES]:
-        run, counts = next(iter(alike.values()))
+        run, counts = alike[0]
         of = f": {kind}" if len(kinds) > 1 else ""
         classes = _classes(run, counts.shape[1])
         picture = partition_heat(counts, classes, f"Who holds what{of}", client_names(run))
         more = f" The first of {len(alike)} splits that differ in their seed."
         yield replace(picture, caption=picture.caption + more * (len(alike) > 1))
-    splits = [(kind, *split) for kind, alike in kinds.items() for split in alike.values()]
+    splits = [(kind, *split) for kind, alike in kinds.items() for split in alike]
     many = [split for split in splits if len(split[2]) > FEW]  # fewer are seen one by one
     if many:
         yield Strip(
