@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from fedlens.data.pictures import Undecodable
 
 Best = Annotated[bool, typer.Option("--best", help="The model that was best on validation.")]
+Client = Annotated[
+    str | None, typer.Option(help="The own model of this client, by its name or number.")
+]
 SEEN = ("trained_on", "new")  # images that the run trained on, and other images
 TrainedRun = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
 
@@ -26,6 +29,7 @@ def predict_command(
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
     top: Annotated[int, typer.Option(help="How many classes to name, the likeliest first.")] = 3,
     best: Best = False,
+    client: Client = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -37,8 +41,8 @@ def predict_command(
     from fedlens.runs.records import read
     from fedlens.storage.run_files import ROUNDS
 
-    classifier, paths = load(run, best=best), image_files(images)
-    has_records = (run / ROUNDS).is_file() and not best  # of the last model
+    classifier, paths = load(run, best=best, client=client), image_files(images)
+    has_records = (run / ROUNDS).is_file() and not (best or client)  # of the last model
     told = [one.text for one in cautions(read(run))] if has_records else []
     broken: list[Undecodable] = []
     with shown(not quiet, counted, "images") as watch:
@@ -70,6 +74,7 @@ def evaluate_command(
         Path, typer.Option(help="A folder of class folders, of sites or not; or a csv file.")
     ],
     best: Best = False,
+    client: Client = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -81,7 +86,7 @@ def evaluate_command(
     from fedlens.report.tables import table
     from fedlens.storage.reading import printable
 
-    classifier = load(run, best=best)
+    classifier = load(run, best=best, client=client)
     trained_on, unknown = [], ""
     try:
         trained_on = training_files(run)
@@ -123,6 +128,7 @@ def export_command(
         typer.Option("--format", help="onnx, torchscript or safetensors. [default: by the name]"),
     ] = None,
     best: Best = False,
+    client: Client = None,
     overwrite: Annotated[bool, typer.Option(help="Replace files that are there.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -150,9 +156,9 @@ def export_command(
     beside = out.with_name(f"{out.name}.md")  # so model.onnx and model.pt have separate cards
     refuse_existing(out, beside, overwrite=overwrite)
     with shown(not quiet, working, f"making {out.name}"):
-        classifier = load(run, best=best)
+        classifier = load(run, best=best, client=client)
         with reading(run, RERUN):
-            about = card(run, out.name, chosen, best).encode()
+            about = card(run, out.name, chosen, best, client).encode()
         difference = export(classifier, out, chosen)
     write_atomically(beside, about)
     print(f"model: {out}")

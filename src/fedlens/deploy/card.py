@@ -9,7 +9,7 @@ from typing import Any
 from fedlens.deploy.testing import copies_in_test
 from fedlens.evaluation.measures import measure_name
 from fedlens.report.cautions import cautions
-from fedlens.report.holdings import client_header, client_rows, measured
+from fedlens.report.holdings import client_header, client_names, client_rows, measured
 from fedlens.report.numbers import format_number
 from fedlens.runs.records import PART_NAMES, Run, read, settings
 from fedlens.runs.stopping import CHOSEN_BY
@@ -18,8 +18,8 @@ from fedlens.storage.reading import printable
 FEW = 100  # test images; with fewer, the card has a warning
 
 
-def card(folder: Path, file: str, kind: str, best: bool = False) -> str:
-    """The card of a run's model, the last or the best, in Markdown."""
+def card(folder: Path, file: str, kind: str, best: bool = False, client: str | None = None) -> str:
+    """The card of a run's model, the last, the best or that of a client, in Markdown."""
     import jinja2
     from markupsafe import Markup
 
@@ -58,11 +58,15 @@ def card(folder: Path, file: str, kind: str, best: bool = False) -> str:
             ["seed", str(flat.get("seed"))],
             ["started", str(run.manifest.get("started"))],
         ],
-        quality=_quality_of_best(run) if best else _quality(run, classes),
-        clients=[] if best else client_rows(run),
+        quality=_quality_of_client(run, client)
+        if client is not None
+        else _quality_of_best(run)
+        if best
+        else _quality(run, classes),
+        clients=[] if best or client is not None else client_rows(run),
         client_header=client_header(run),
         cautions=[caution.text for caution in cautions(run)],
-        best=best,
+        best=best or client is not None,
         limits=list(_limits(run, classes)),
         table=table,
     )
@@ -125,6 +129,20 @@ def _quality_of_best(run: Run) -> dict[str, Any]:
             for part, name in PART_NAMES.items()
             if measure_name(part, "accuracy") in record
         ],
+    }
+
+
+def _quality_of_client(run: Run, client: str) -> dict[str, Any]:
+    """The accuracy of a client's own model on its own test images."""
+    names = client_names(run) or list(map(str, range((run.partition or {})["num_clients"])))
+    found = [run.evaluation.get(key) or [] for key in ("client_tested", "client_accuracy")]
+    found[1] = run.evaluation.get("federated") or found[1]  # tuned, if clients tune at the end
+    own = dict(zip(names, zip(*found, strict=False), strict=False)).get(client, (0, None))
+    return {
+        "words": f"It is the model of the client {client} alone, tested on images of its own that "
+        "nobody trained on.",
+        "header": ["images", "accuracy", "95% interval"],
+        "rows": [[str(own[0]), *measured(own[1], own[0])]],
     }
 
 

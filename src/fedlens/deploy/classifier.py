@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedlens.config.experiment import Experiment
 from fedlens.data.layouts import images as images_below
 from fedlens.data.pictures import MEGAPIXELS, Undecodable, read
+from fedlens.deploy.own_models import of_client
 from fedlens.models.weights import not_finite
 from fedlens.runs.folder import RunFolder
 from fedlens.setup.network import untrained
@@ -143,13 +144,15 @@ def load(
     module: nn.Module | None = None,
     *,
     best: bool = False,
+    client: str | None = None,
     trust_code: bool = False,
 ) -> Classifier:
     """The model of a run, in eval mode, with its preprocessing and its classes.
 
-    It is the last or, with `best`, the model that was best on validation (evaluate.best). `module`
-    is needed only if the run's model was given from Python: one with the same layers. `trust_code`
-    is as in `Experiment.read`.
+    It is the last or, with `best`, the model that was best on validation (evaluate.best); with
+    `client`, a name or a number, the model that this client is measured by. `module` is needed
+    only if the run's model was given from Python: one with the same layers. `trust_code` is as in
+    `Experiment.read`.
     """
     folder = Path(run)
     check_run(folder, [EXPERIMENT])
@@ -180,6 +183,8 @@ def load(
         described = Experiment.read(folder / EXPERIMENT, trust_code=trust_code)
         module = untrained(described, preprocessing.shape, len(classes))
     own = RunFolder(folder).load_model(file.name)
+    if client is not None:
+        own |= of_client(folder, client, best=best, trust_code=trust_code)
     if bad := not_finite(own):
         raise ValueError(
             f"{file} has numbers that are not finite, in {bad[0]}, so it cannot classify: run the "

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -181,6 +182,21 @@ def _elsewhere(setup: Setup, models: list[Tree]) -> Tensor:  # [K]
     return torch.stack(right)
 
 
+def tuned_model(setup: Setup, model: Tree, client: int) -> Tree:
+    """The model that a client tunes at the end of a run, from the one that it then has."""
+    own = setup.program.algorithm.personal
+    if own is None or not own.tune:
+        return model
+    plain = plain_training(setup)
+    with torch_settings(plain.experiment, plain.device, plain.threads):
+        last = [plain.program_of(plain.experiment.rounds - 1)] * own.tune
+        try:
+            ((_, tuned),) = _trained(setup, plain, torch.tensor([client]), {client: model}, last)
+        finally:
+            plain.engine.close()
+    return tuned
+
+
 def _accuracy(
     setup: Setup,
     plain: Setup,
@@ -194,8 +210,25 @@ def _accuracy(
     held, tested = setup.federation.everyone(0), setup.client_tests.holdings
     found = torch.full((len(held),), torch.nan, dtype=torch.float64)
     able = torch.nonzero((held.sizes > 0) & (tested.sizes > 0))[:, 0]
-    done, total = 0, len(passes) * -(-len(able) // AT_ONCE)
-    for some in torch.split(able, AT_ONCE):
+    each = None if starts is None else dict(enumerate(starts))
+    for client, model in _trained(setup, plain, able, each, passes, told_as, watch):
+        found[client] = _tested(setup, client, model)
+    return found
+
+
+def _trained(
+    setup: Setup,
+    plain: Setup,
+    clients: Tensor,
+    starts: Mapping[int, Tree] | None,
+    passes: list[ClientProgram],
+    told_as: str = "tuned",
+    watch: Watch | None = None,
+) -> Iterator[tuple[int, Tree]]:
+    """Each of these clients and its model after `passes` on its own."""
+    held = setup.federation.everyone(0)
+    done, total = 0, len(passes) * -(-len(clients) // AT_ONCE)
+    for some in torch.split(clients, AT_ONCE):
         federations = [
             replace(setup.federation, split=Fixed(held.take(client)))
             for client in torch.split(some, 1)
@@ -208,8 +241,7 @@ def _accuracy(
             done += 1
             tell(watch, {told_as: done, "of": total})
         for state, client in zip(states, some.tolist(), strict=True):
-            found[client] = _tested(setup, client, state.params | state.buffers)
-    return found
+            yield client, state.params | state.buffers
 
 
 def _from(state: State, model: Tree) -> State:
