@@ -110,3 +110,44 @@ def test_the_page_and_the_terminal_say_whether_it_was_worth_it(tmp_path):
     assert "Was it worth it to federate?" in blocks
     fl.run(described("fedavg"), tmp_path / "plain")
     assert not personal_rows(read(tmp_path / "plain"))
+
+
+def with_unseen(algorithm, **evaluate):
+    clients = fl.Clients(count=6, holdout=0.3, unseen=0.34)
+    return replace(described(algorithm, **evaluate), clients=clients)
+
+
+def test_unseen_clients_never_train_and_adapt_the_final_model(tmp_path):
+    result = fl.run(with_unseen("fedavg", fine_tune=3), tmp_path / "run")
+    found = by_clients(tmp_path / "run")
+    took_part = {client for record in result.records for client in record["clients"]}
+    new = {client for client, is_new in enumerate(found["unseen"]) if is_new}
+    assert len(new) == 2 and took_part == set(range(6)) - new
+    tuned = [found["fine_tuned"][client] for client in new]
+    assert [found["federated"][client] for client in new] == tuned
+    assert result.final["unseen_accuracy"] == pytest.approx(sum(tuned) / 2)
+    assert result.summary["against"]["fine_tuned"]["clients"] == 4
+
+
+def test_the_table_has_rows_for_new_clients(tmp_path):
+    result = fl.run(with_unseen("ditto"), tmp_path / "run")
+    rows = {
+        row[0]: dict(zip(HEADER, row, strict=True)) for row in personal_rows(read(tmp_path / "run"))
+    }
+    mean = rows["ditto, a model for each, new clients"]["mean"]
+    assert mean == f"{100 * result.final['unseen_accuracy']:.1f}%"
+    assert rows["ditto, a model for each"]["better than alone"].endswith("of 4")
+
+
+@pytest.mark.parametrize("other", [{"name": "fedvc", "size": 8}, {"name": "fedbuff", "buffer": 2}])
+def test_unseen_clients_and_another_choice_of_clients_exclude_each_other(other):
+    with pytest.raises(ValueError, match="unseen"):
+        fl.run(with_unseen(other))
+
+
+def test_unseen_clients_need_tests_and_somebody_to_train():
+    untested = replace(described("fedavg"), clients=fl.Clients(count=6, unseen=0.3))
+    with pytest.raises(ValueError, match="unseen"):
+        fl.run(untested)
+    with pytest.raises(ValueError, match="per_round"):
+        fl.Clients(count=6, unseen=0.5, per_round=4)

@@ -67,6 +67,9 @@ class Clients:
     """fixes the split alone; without it, `seed` does"""
     holdout: Annotated[float, Bounds(least=0, below=1)] = 0.0
     """the share of its examples on which each client is tested and not trained"""
+    unseen: Annotated[float, Bounds(least=0, below=1)] = 0.0
+    """the share of clients that never train in the rounds: at the end each adapts the model to its
+    own examples, and is tested: see [personal.md](personal.md#clients-that-come-later)"""
     devices: Given[Name | None, Named | None] = default(None)
     """how fast clients are, and when they are there: see [faults.md](faults.md#devices). With it
     the run has a virtual clock"""
@@ -74,11 +77,17 @@ class Clients:
     def __post_init__(self) -> None:
         settle(self, "clients.")
         if self.count is not None and isinstance(self.per_round, int):
-            fits = self.per_round <= self.count
-            remedy = f"there are {self.count} clients: choose 1 to {self.count}"
-            demand(fits, "clients.per_round", self.per_round, remedy)
+            train = self.count - self.num_unseen
+            remedy = f"there are {train} clients that train: choose 1 to {train}"
+            demand(self.per_round <= train, "clients.per_round", self.per_round, remedy)
         fits = self.holdout == 0 or 1e-6 <= self.holdout < 1
         demand(fits, "clients.holdout", self.holdout, "choose 0, or 0.000001 to below 1")
+
+    @property
+    def num_unseen(self) -> int:
+        """How many clients never train in the rounds; `count` must be known."""
+        assert self.count is not None
+        return min(round(self.unseen * self.count), self.count - 1)
 
     @property
     def cohort(self) -> int:
@@ -87,7 +96,7 @@ class Clients:
             return self.per_round
         assert self.count is not None
         # 0.29 * 100 = 28.999999999999996 must count as 29 clients.
-        return max(int(self.per_round * self.count + 1e-9), 1)
+        return max(int(self.per_round * (self.count - self.num_unseen) + 1e-9), 1)
 
 
 @dataclass(frozen=True)

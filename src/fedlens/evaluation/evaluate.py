@@ -58,6 +58,7 @@ class ByClient(NamedTuple):
     fedavg: Tensor | None = None  # [K] the one model of FedAvg with the same settings
     fedavg_fine_tuned: Tensor | None = None  # [K]
     elsewhere: Tensor | None = None  # [K] clients' own models on the test examples of others
+    unseen: Tensor | None = None  # [K] bool: whether a client adapted a model that it never trained
 
 
 class Details(NamedTuple):

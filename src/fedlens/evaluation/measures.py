@@ -25,7 +25,7 @@ OVER_CLIENTS = ("mean", "std", "min", "p10", "median", "max", "worst_decile", "j
 
 OF_OWN_MODELS = (
     *("personal_accuracy", "personal_accuracy_p10", "personal_accuracy_std"),
-    "better_than_alone",
+    *("better_than_alone", "unseen_accuracy"),
 )
 """Of the models that clients keep, at the end of a run."""
 

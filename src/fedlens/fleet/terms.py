@@ -268,7 +268,11 @@ def check_possible(experiment: Experiment) -> None:
     if not isinstance(experiment.model, Named):
         raise ValueError("model was given from Python: in a fleet it needs a name")
     clients, evaluate = experiment.clients, experiment.evaluate
-    for what, given in (("faults", experiment.faults), ("clients.devices", clients.devices)):
+    for what, given in (
+        ("faults", experiment.faults),
+        ("clients.devices", clients.devices),
+        ("clients.unseen", clients.unseen or None),
+    ):
         if given is not None:
             raise ValueError(
                 f"{what} is for simulations, real sites fail by themselves: leave it out"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedlens.report.blocks import Block, Curves, Line, Table
 from fedlens.report.groups import Group
 from fedlens.report.numbers import NONE, format_number
 from fedlens.runs.records import Run, is_number
+
+Array = NDArray[Any]
 
 COMPARED = {
     "federated": "",
@@ -31,41 +35,46 @@ def personal_rows(run: Run) -> list[list[str]]:
     known = {name: _shares(run, name) for name in COMPARED}
     if len(known["fedavg"]) == 0 or len(known["federated"]) != len(known["fedavg"]):
         return []
-    tested = np.array([x if is_number(x) else 0 for x in run.evaluation.get("client_tested", [])])
-    alone, against = known["local_only"], run.summary.get("against")
-    rows = []
-    for name, words in COMPARED.items():
-        shares = known[name]
-        if len(shares) != len(known["federated"]):
-            continue
-        sound = np.isfinite(shares)
+    count, new = len(known["fedavg"]), _shares(run, "unseen") == 1
+    known = {name: shares for name, shares in known.items() if len(shares) == count}
+    if len(new) != count:
+        return [*_rows(run, known, np.ones(count, bool), "")]
+    return [*_rows(run, known, ~new, ""), *_rows(run, known, new, ", new clients")]
+
+
+def _rows(run: Run, known: dict[str, Array], which: Array, of: str) -> Iterator[list[str]]:
+    """The rows of some of the clients."""
+    tested = _shares(run, "client_tested")
+    alone, against = known.get("local_only"), run.summary.get("against")
+    for name, shares in known.items():
+        sound = np.isfinite(shares) & which
         worst = np.sort(shares[sound])[: max(int(sound.sum()) // 10, 1)]
         weights = tested[sound] if len(tested) == len(shares) and tested[sound].any() else None
         better = NONE
-        if name not in ("local_only", "elsewhere") and len(alone) == len(shares):
+        if name not in ("local_only", "elsewhere") and alone is not None:
             both = sound & np.isfinite(alone)
             better = f"{int((shares > alone)[both].sum())} of {int(both.sum())}"
-        about = against.get(name) if isinstance(against, dict) else None
-        rows.append(
-            [
-                words or f"{run.algorithm}, a model for each",
-                *(format_number(float(x), True) for x in (
-                    np.mean(shares[sound]),
-                    np.average(shares[sound], weights=weights),
-                    np.mean(worst),
-                    np.std(shares[sound]),
-                )),
-                better,
-                *(_gain(about) if isinstance(about, dict) else (NONE, NONE)),
-            ]
-        )  # fmt: skip
-    return rows
+        about = against.get(name) if isinstance(against, dict) and not of else None
+        if not sound.any():
+            continue
+        numbers = (
+            np.mean(shares[sound]),
+            np.average(shares[sound], weights=weights),
+            np.mean(worst),
+            np.std(shares[sound]),
+        )
+        yield [
+            (COMPARED[name] or f"{run.algorithm}, a model for each") + of,
+            *(format_number(float(x), True) for x in numbers),
+            better,
+            *(_gain(about) if isinstance(about, dict) else (NONE, NONE)),
+        ]
 
 
-def _shares(run: Run, name: str) -> np.ndarray:
+def _shares(run: Run, name: str) -> Array:
     found = run.evaluation.get(name)
     listed = found if isinstance(found, list) else []
-    return np.array([x if is_number(x) else np.nan for x in listed], float)
+    return np.array([x if is_number(x) or isinstance(x, bool) else np.nan for x in listed], float)
 
 
 def _gain(about: dict[str, object]) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlens.algorithm.pieces import AmongSeen
 from fedlens.config.experiment import Evaluate
 from fedlens.core import Tree
 from fedlens.core.federation import Federation, Fixed
@@ -53,16 +54,20 @@ logger = logging.getLogger(__name__)
 
 
 def check_clients_are_tested(setup: Setup) -> None:
-    evaluate = setup.experiment.evaluate
-    asked = "fine_tune" if evaluate.fine_tune else "local_only"
-    if (evaluate.fine_tune or evaluate.local_only) and setup.client_tests is None:
+    evaluate, clients = setup.experiment.evaluate, setup.experiment.clients
+    asked = {
+        "evaluate.fine_tune": evaluate.fine_tune,
+        "evaluate.local_only": evaluate.local_only,
+        "clients.unseen": clients.unseen,
+    }
+    if setup.client_tests is None and any(asked.values()):
         remedy = "set clients.holdout, say to 0.2"
         if not isinstance(setup.federation.split, Fixed):  # such a split refuses a holdout
-            partition = setup.experiment.clients.partition.name
+            partition = clients.partition.name
             remedy = f"choose another partition than {partition!r}, and set clients.holdout"
+        key = next(key for key in asked if asked[key])
         raise ValueError(
-            f"evaluate.{asked} compares models on what each client is tested on, which is nothing: "
-            f"{remedy}"
+            f"{key} compares models on what each client is tested on, which is nothing: {remedy}"
         )
 
 
@@ -84,9 +89,12 @@ def by_client(
     own, compares = setup.program.algorithm.personal, has_baselines(setup)
     tune = own.tune if own is not None else 0
     trains = bool(evaluate.fine_tune or evaluate.local_only or tune)
+    select = setup.program.algorithm.select
+    new = select.set_apart(len(clients)) if isinstance(select, AmongSeen) else None
     is_fleet = setup.engine.reporting is not None  # its server has no examples
-    if is_fleet or not (trains or compares or twin is not None):
+    if is_fleet or not (trains or compares or new is not None or twin is not None):
         return None
+    passes = tune or evaluate.fine_tune or PASSES
     models = [final.params | final.buffers] * len(clients)
     for client, model in personal_models(setup, final).items():
         models[client] = model
@@ -94,20 +102,23 @@ def by_client(
     if twin is not None and twin.by_client is not None:
         found = found._replace(centralised=torch.tensor(twin.by_client, dtype=torch.float64))
     if compares:
-        passes = tune or evaluate.fine_tune or PASSES
         found = found._replace(**_baselines(setup, final.round, passes, watch))
         elsewhere = None if tune else _elsewhere(setup, models)
         found = found._replace(elsewhere=elsewhere)
-    if not trains:
+    if not trains and new is None:
         return found
     plain = plain_training(setup)
     with torch_settings(plain.experiment, plain.device, plain.threads):
         try:
             # With the last values of schedules: it continues the run.
             last = plain.program_of(plain.experiment.rounds - 1)
-            if tune:
-                own_ones = _accuracy(setup, plain, models, [last] * tune, "tuned", watch)
-                found = found._replace(federated=own_ones)
+            if tune or new is not None:
+                which = None if tune else new
+                tuned = _accuracy(setup, plain, models, [last] * passes, "tuned", watch, which)
+                found = found._replace(federated=torch.where(tuned.isnan(), found[0], tuned))
+            if new is not None:
+                is_new = torch.isin(torch.arange(len(clients)), new)
+                found = found._replace(unseen=is_new)
             if count := evaluate.fine_tune:
                 tuned = _accuracy(setup, plain, models, [last] * count, "tuned", watch)
                 found = found._replace(fine_tuned=tuned)
@@ -204,12 +215,17 @@ def _accuracy(
     passes: list[ClientProgram],
     told_as: str,
     watch: Watch | None,
+    some: Tensor | None = None,
 ) -> Tensor:  # [K]
-    """Accuracy by client after `passes`, each from its own start or from the initial model."""
+    """Accuracy by client after `passes`, each from its own start or from the initial model.
+
+    It is NaN for others than `some` clients, if these are given.
+    """
     assert setup.client_tests is not None, "who asks for it was checked"
     held, tested = setup.federation.everyone(0), setup.client_tests.holdings
     found = torch.full((len(held),), torch.nan, dtype=torch.float64)
     able = torch.nonzero((held.sizes > 0) & (tested.sizes > 0))[:, 0]
+    able = able if some is None else able[torch.isin(able, some)]
     each = None if starts is None else dict(enumerate(starts))
     for client, model in _trained(setup, plain, able, each, passes, told_as, watch):
         found[client] = _tested(setup, client, model)

@@ -336,7 +336,7 @@ class ActiveRun:
         by_client = self.by_client if setup.client_tests else None
         if by_client and (found := by_client(setup, self.state, self.twin, self.watch)):
             self.closer |= gains(found, setup.experiment.seed)
-            if setup.is_personal:
+            if setup.is_personal or found.unseen is not None:
                 self.closer["final"] = final(self.records) | personal_measures(found)
             if self.folder is not None:
                 known = {k: v.tolist() for k, v in found._asdict().items() if v is not None}

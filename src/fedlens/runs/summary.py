@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedlens.config.names import OF_ROUND, OUTCOMES, REPORTED
 from fedlens.engines.trainer import largest_yet
@@ -104,7 +105,7 @@ def gains(found: ByClient, seed: int) -> dict[str, Any]:
         own = getattr(found, name)
         if own is None:
             continue
-        known = ~(own.isnan() | found.federated.isnan())
+        known = _compared(found, own)
         gain = (found.federated - own)[known]
         error = float(gain.std()) / max(len(gain), 1) ** 0.5 if len(gain) > 1 else 0.0
         against[name] = {
@@ -124,14 +125,23 @@ def gains(found: ByClient, seed: int) -> dict[str, Any]:
 
 def personal_measures(found: ByClient) -> dict[str, float]:
     """How good clients' own models are, and the share of clients that are better off than alone."""
-    of_clients = spread(found.federated)
+    new = found.unseen
+    of_clients = spread(found.federated if new is None else found.federated[~new])
     measures = {"personal_accuracy": of_clients["mean"]} if of_clients else {}
     measures |= {f"personal_accuracy_{k}": of_clients[k] for k in ("p10", "std") if of_clients}
     if found.local_only is not None:
-        known = ~(found.local_only.isnan() | found.federated.isnan())
+        known = _compared(found, found.local_only)
         better = (found.federated > found.local_only)[known]
         measures["better_than_alone"] = float(better.double().mean())
+    if new is not None and (of_new := spread(found.federated[new])):
+        measures["unseen_accuracy"] = of_new["mean"]
     return measures
+
+
+def _compared(found: ByClient, own: Tensor) -> Tensor:  # [K] bool
+    """The clients that took part, or might have, and have both accuracies."""
+    known = ~(own.isnan() | found.federated.isnan())
+    return known if found.unseen is None else known & ~found.unseen
 
 
 def who_failed(setup: Setup, state: State, reports: Reports) -> Record:

@@ -12,6 +12,7 @@ import torch
 from fedlens.algorithm import Algorithm, Amendment, compose, is_paper
 from fedlens.algorithm.dp_sgd import check_protected, protect_examples
 from fedlens.algorithm.pieces import (
+    AmongSeen,
     ByEffectiveNumber,
     ClippedByNorm,
     ClippedByValue,
@@ -27,7 +28,7 @@ from fedlens.algorithm.pieces.anneal import annealed
 from fedlens.algorithm.pieces.losses import with_options
 from fedlens.algorithm.private import with_privacy
 from fedlens.algorithm.secure import with_secure_sums
-from fedlens.algorithm.slots import Draw, Solve
+from fedlens.algorithm.slots import Draw, Select, Solve
 from fedlens.attacks import Attack, under_attack
 from fedlens.config.experiment import Between, Experiment, LocalTraining
 from fedlens.config.names import ALGORITHMS, ANNEALS, ATTACKS, LOSSES, OPTIMIZERS
@@ -56,7 +57,7 @@ def make_algorithm(experiment: Experiment, round: int = 0) -> Algorithm:
     local = replace(experiment.local, **_each(experiment.local, SCHEDULED["local"], now))
     server = replace(experiment.server, **_each(experiment.server, SCHEDULED["server"], now))
     base = Algorithm(
-        select=Uniformly(experiment.clients.cohort),
+        select=_selection(experiment),
         draw=_draw(local),
         objective=_objective(experiment),
         solve=_solver(local),
@@ -86,6 +87,12 @@ def make_algorithm(experiment: Experiment, round: int = 0) -> Algorithm:
         made = call(function, options=options)
         papers.append(expect(made, Amendment, f"algorithm {named.name!r}"))
     algorithm, sums = compose(base, *papers), experiment.aggregation
+    chosen = isinstance(algorithm.select, AmongSeen) and algorithm.pace is None
+    if experiment.clients.unseen and not chosen:
+        raise ValueError(
+            "clients.unseen sets clients apart where others are drawn uniformly, and here they are "
+            "chosen in another way: leave it out"
+        )
     if of_examples:
         check_protected(algorithm)
         if isinstance(base.select, Cyclic) and algorithm.select != base.select:
@@ -102,6 +109,13 @@ def make_algorithm(experiment: Experiment, round: int = 0) -> Algorithm:
     if given is None or of_examples:
         return algorithm
     return with_privacy(algorithm, protection_of(experiment))
+
+
+def _selection(experiment: Experiment) -> Select:
+    clients = experiment.clients
+    if not clients.unseen:
+        return Uniformly(clients.cohort)
+    return AmongSeen(clients.cohort, clients.num_unseen, experiment.seed)
 
 
 def _check_secure(experiment: Experiment) -> None:

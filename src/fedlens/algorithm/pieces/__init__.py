@@ -23,6 +23,7 @@ from fedlens.algorithm.pieces.personal import OwnModel as OwnModel
 from fedlens.algorithm.pieces.personal import OwnNorms as OwnNorms
 from fedlens.algorithm.pieces.personal import SecondModel as SecondModel
 from fedlens.algorithm.pieces.personal import Tuned as Tuned
+from fedlens.algorithm.pieces.select import AmongSeen as AmongSeen
 from fedlens.algorithm.pieces.select import BySize as BySize
 from fedlens.algorithm.pieces.select import Cyclic as Cyclic
 from fedlens.algorithm.pieces.select import Poisson as Poisson

@@ -10,7 +10,7 @@ from fedlens.algorithm.slots import Select
 from fedlens.core import keys
 from fedlens.core.federation import Federation
 
-CYCLE = keys.purpose("cycle")
+CYCLE, UNSEEN = keys.purpose("cycle"), keys.purpose("unseen")
 LARGE = 100_000  # clients: from more, a small cohort is chosen without a draw for each client
 
 
@@ -38,6 +38,32 @@ class Uniformly(Select):
             return _different(key, clients, self.count)
         draws = keys.uniform(keys.fold(key.numpy(), np.arange(clients)))
         return _smallest(torch.from_numpy(draws), self.count)
+
+
+@dataclass(frozen=True)
+class AmongSeen(Select):
+    """`count` clients, uniformly, among all but the `unseen`, which a `seed` sets apart."""
+
+    count: int
+    unseen: int
+    seed: int
+
+    @property
+    def cohort_size(self) -> int:
+        return self.count
+
+    def of_size(self, count: int) -> Select:
+        return replace(self, count=count)
+
+    def set_apart(self, clients: int) -> Tensor:  # [unseen]
+        draws = keys.uniform(keys.fold(keys.root(self.seed, UNSEEN), torch.arange(clients)))
+        return _smallest(draws, self.unseen)
+
+    def __call__(self, federation: Federation, round: int, key: Tensor) -> Tensor:  # [C]
+        clients = federation.num_clients
+        draws = keys.uniform(keys.fold(key, torch.arange(clients)))
+        draws[self.set_apart(clients)] = torch.inf
+        return _smallest(draws, min(self.count, clients - self.unseen))
 
 
 @dataclass(frozen=True)
