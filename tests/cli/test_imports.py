@@ -86,7 +86,7 @@ def test_help_lists_and_explanations_import_nothing_large(arguments):
         *("fleet serve a.toml --address x", "fleet serve a.toml --keys nowhere"),
         *("predict nope a.toml", "evaluate nope --data .", "export nope --out a.onnx"),
         *("fleet app a.toml --to .", "fleet keys k --site a/b", "fleet keys k"),
-        *("fleet approve nowhere", "fleet clean nowhere", "fleet srve a.toml"),
+        *("fleet approve nowhere", "fleet clean nowhere", "fleet log nowhere", "fleet srve a.toml"),
         *(f"fleet join --data . {more}" for more in ("--server x --name ann", "--server h:1")),
         *(f"fleet join --data . --server h:1 --name {name}" for name in ("ann", "a/b")),
     ],

@@ -248,7 +248,7 @@ def test_the_same_order_is_free_and_gets_the_same_answer(tmp_path):
     assert "refused" not in first.facts
     for _ in range(6):
         again = server.ask("train", model)
-        assert again.facts == first.facts
+        assert {**again.facts, "log": ""} == {**first.facts, "log": ""}
         assert all(torch.equal(again.tensors[name], t) for name, t in first.tensors.items())
     others: list[dict[str, Any]] = [{"round": 1}, {"keys": [2], "counted": 1}, {"keys": [2]}]
     answered = [not server.refused("train", model, **other) for other in others]

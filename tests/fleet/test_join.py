@@ -29,8 +29,8 @@ from fedlens.fleet.join import (
     state_by,
 )
 from fedlens.fleet.keys import make_server_keys, make_site_key
+from fedlens.fleet.log import LOG
 from fedlens.fleet.policy import FILE
-from fedlens.fleet.site import LOG
 from fedlens.fleet.terms import Terms, check_possible, for_fleet
 from fedlens.fleet.trial import part_of
 from fedlens.setup.data import load_dataset
@@ -70,10 +70,12 @@ def test_what_a_site_answered_is_told_in_words(tmp_path):
     answers = Tail(site.home / LOG)
     terms = Terms.of(experiment, load_dataset(experiment.dataset, None))
     site.answer("sizes", {"experiment": terms.hash, "terms": terms.text, "client": 0}, {})
-    (line,) = answers.new().splitlines()
-    assert answer_by(line).startswith(f"refused: experiment {terms.hash[:12]} is not approved here")
-    line = json.dumps({"asked": "train", "said": {}, "sent_bytes": 1500, "seconds": 2.0})
-    assert answer_by(line) == "trained for 2.0 s, and sent 1.5 kB"
+    line = answers.new().splitlines()[-1]
+    refused = f"refused: experiment {terms.hash[:12]} is not approved here"
+    assert str(answer_by(line, site.home)).startswith(refused)
+    trained = {"event": "answered", "asked": "train", "sent": {"bytes": 1500}, "seconds": 2.0}
+    assert answer_by(json.dumps(trained), site.home) == "trained for 2.0 s, and sent 1.5 kB"
+    assert answer_by('{"event": "approved"}', site.home) is None
 
 
 def test_refusals_that_are_repeated_are_one_line_of_the_log_that_counts_them(tmp_path):
@@ -89,7 +91,7 @@ def test_refusals_that_are_repeated_are_one_line_of_the_log_that_counts_them(tmp
     ]
     assert seen == [1, *[0] * 11, 1, 1]
     lines = [json.loads(line) for line in (site.home / LOG).read_text().splitlines()]
-    assert [line["times"] for line in lines] == [12, 1, 1]
+    assert [line.get("again") for line in lines[-3:]] == [None, 11, None]
 
 
 def test_what_the_policy_does_not_allow_is_not_approved(tmp_path):

@@ -11,8 +11,9 @@ from fedlens.config.experiment import Experiment
 from fedlens.fleet import payload
 from fedlens.fleet import terms as terms_of_sites
 from fedlens.fleet.join import answer_by
+from fedlens.fleet.log import LOG
 from fedlens.fleet.policy import FILE
-from fedlens.fleet.site import LOG, OWN_MISTAKE, Site
+from fedlens.fleet.site import OWN_MISTAKE, Site
 from fedlens.fleet.site_data import site_examples
 from fedlens.fleet.terms import Terms, check_possible, for_fleet
 from fedlens.setup.data import load_dataset
@@ -27,6 +28,13 @@ def one_site(tmp_path, algorithm='{ name = "fedavg" }', approved=True, **options
     return path, site, Terms.of(experiment, load_dataset(experiment.dataset, None))
 
 
+def told(line, site):
+    """What the site prints of a line of its log."""
+    said = answer_by(line, site.home)
+    assert said is not None
+    return said
+
+
 def sizes(site, terms):
     order = {"experiment": terms.hash, "terms": terms.text, "client": 0}
     return site.answer("sizes", order, {}).facts
@@ -37,9 +45,9 @@ def test_nothing_but_the_declared_payload_leaves_a_site(tmp_path):
     made: list[Nearby] = []
     run_nearby(path, tmp_path / "run", make_sites(path, tmp_path / "sites"), nearby=made)
     allowed = {
-        "sizes": {"experiment", "size", "held_out"},
-        "train": {"experiment", "keys", "kept"},
-        "test": {"experiment", "correct", "held_out"},
+        "sizes": {"experiment", "log", "size", "held_out"},
+        "train": {"experiment", "log", "keys", "kept"},
+        "test": {"experiment", "log", "correct", "held_out"},
     }
     replies = [reply for one in made for reply in one.replies]
     assert {what for _, what, _ in replies} == {*allowed}
@@ -165,7 +173,7 @@ def test_a_model_of_another_form_is_refused(tmp_path):
 def test_a_site_says_what_was_asked_and_what_was_sent(tmp_path):
     _, site, terms = one_site(tmp_path)
     sizes(site, terms)
-    (line,) = (site.home / "log.jsonl").read_text().splitlines()
+    line = (site.home / LOG).read_text().splitlines()[-1]
     assert json.loads(line)["asked"] == "sizes"
 
 
@@ -187,7 +195,7 @@ def test_images_in_class_folders_get_the_labels_of_the_experiment(tmp_path):
     own.approvals.approve(own.offer(terms, 0))
     assert sizes(own, terms)["refused"] == OWN_MISTAKE  # what its classes are called stays here
     last = (site.home / LOG).read_text().splitlines()[-1]
-    assert "'emu', which the experiment does not have" in answer_by(last)
+    assert "'emu', which the experiment does not have" in told(last, site)
 
 
 def test_what_went_wrong_is_told_at_the_site_alone(tmp_path):
@@ -197,8 +205,9 @@ def test_what_went_wrong_is_told_at_the_site_alone(tmp_path):
         sizes(site, terms)
     assert str(raised.value) == "FileExistsError: its log says why"
     last = (site.home / LOG).read_text().splitlines()[-1]
-    assert answer_by(last).startswith("failed: FileExistsError: ")
-    assert str(site.home) in last
+    assert told(last, site).startswith("failed: FileExistsError: ")
+    assert str(site.home) not in last
+    assert str(site.home) in told(last, site)
 
 
 def test_terms_say_in_words_what_is_asked(tmp_path):

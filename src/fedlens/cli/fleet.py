@@ -25,7 +25,7 @@ from fedlens.fleet import CACHE
 from fedlens.runs.progress import in_rounds, shown
 from fedlens.storage.locks import one_writer
 from fedlens.storage.reading import argument, printable
-from fedlens.storage.run_files import can_go_on, identity
+from fedlens.storage.run_files import can_go_on, identity, to_json
 
 fleet_app = typer.Typer(no_args_is_help=True, help="A real federation: a server, and sites.")
 
@@ -222,6 +222,38 @@ def approve_command(
             print(f"approved {terms.hash[:12]} by {approval.by} at {approval.at}")
     if refused:
         raise ValueError("; ".join(refused))
+
+
+@fleet_app.command("log")
+def log_command(
+    home: Annotated[Path, typer.Argument(help="The own folder of a site, or of a server.")],
+    check: Annotated[
+        bool, typer.Option("--verify", help="Find lines that were changed, taken out or cut off.")
+    ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="With --verify: the folder of another log, which notes marks of it."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What was asked, approved, refused and sent."""
+    _check_home(home)
+    from fedlens.fleet.log import Log, in_words, verify
+
+    if not check:
+        for line in Log(home).events():
+            print(to_json(line) if as_json else printable(in_words(line)))
+        return
+    found = verify(home)
+    wrong = found.wrong + ([] if against is None else found.against(against))
+    if as_json:
+        print_json({"lines": found.head.line, "mark": found.head.mark, "wrong": wrong})
+    else:
+        print(
+            printable("\n".join(wrong), kept="\n") or "nothing is changed, and nothing is missing"
+        )
+        print(f"{found.head.line} lines, which end with {found.head.mark}")
+    raise SystemExit(1 if wrong else 0)
 
 
 @fleet_app.command("clean")

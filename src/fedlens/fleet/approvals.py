@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedlens.config.options import check
+from fedlens.fleet.log import Log
 from fedlens.fleet.policy import Refused
 from fedlens.fleet.terms import Terms
 from fedlens.storage.files import write_atomically
@@ -99,7 +100,9 @@ class Approvals:
     def approve(self, offer: Offer) -> None:
         now = time.strftime("%Y-%m-%d %H:%M:%S %z")
         with one_writer(self._folder):
-            self._write(self._folder, offer, Approval(offer, getpass.getuser(), now))
+            by = getpass.getuser()
+            Log(self.home).add("approved", experiment=offer.terms.hash, client=offer.client, by=by)
+            self._write(self._folder, offer, Approval(offer, by, now))
         (self.home / "offered" / f"{offer.terms.hash}.json").unlink(missing_ok=True)
 
     def of(self, wanted: str) -> Approval:

@@ -165,6 +165,8 @@ class Tail:
         if not self.path.is_file():
             return ""
         with self.path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) < self.place:
+                self.place = 0  # another file is at its place
             file.seek(self.place)
             whole = file.read().rpartition(b"\n")
         self.place += len(whole[0] + whole[1])

@@ -16,8 +16,9 @@ import torch
 from fedlens.fleet import CA, Notify
 from fedlens.fleet.flower import Tail, end, start_supernode
 from fedlens.fleet.keys import check_site_keys
+from fedlens.fleet.log import LOG
 from fedlens.fleet.policy import DEFAULT, FILE, Policy
-from fedlens.fleet.site import LOG
+from fedlens.fleet.site import MISTAKE
 from fedlens.fleet.site_data import identity
 from fedlens.storage.files import write_atomically
 from fedlens.storage.locks import one_writer
@@ -66,7 +67,7 @@ def join(
             process = start_supernode(home, name, data, server, device, log.path, cache=cache)
             begun = time.monotonic()
             try:
-                said = _follow(process, log, answers, server, say)
+                said = _follow(process, log, answers, home, server, say)
             finally:
                 end(process)
             now, refusals = time.monotonic(), REFUSED.findall(said)
@@ -133,7 +134,12 @@ def check_device(name: str) -> None:
 
 
 def _follow(
-    process: subprocess.Popen[bytes], log: Tail, answers: Tail, server: str, say: Changes
+    process: subprocess.Popen[bytes],
+    log: Tail,
+    answers: Tail,
+    home: Path,
+    server: str,
+    say: Changes,
 ) -> str:
     """Report the state and the answers until the process ends; return all that it logged."""
     said, ended = "", False
@@ -144,7 +150,8 @@ def _follow(
         if state is not None:
             say.state(state)
         for line in answers.new().splitlines():
-            say.answer(answer_by(line))
+            if said_by := answer_by(line, home):
+                say.answer(said_by)
         time.sleep(0 if ended else LOOK)
     return said
 
@@ -160,16 +167,18 @@ def state_by(said: str, server: str) -> str | None:
     return state if at >= 0 else None
 
 
-def answer_by(line: str) -> str:
-    """A sentence for the user about a line of the site's own log."""
+def answer_by(line: str, home: Path) -> str | None:
+    """A sentence for the user about a line of the site's own log; None if it is no answer."""
     answer = json.loads(line)
-    said = answer["said"]
-    if "raised" in said:
-        return f"failed: {said['raised']}: {answer.get('because', '')}"
-    if "refused" in said:
-        return f"refused: {answer.get('because', said['refused'])}"
+    if answer["event"] != "answered":
+        return None
+    why, own = answer.get("refused") or answer.get("raised"), home / MISTAKE
+    if why is not None:
+        known = "mistake" in answer and own.is_file()
+        how = "refused" if "refused" in answer else "failed"
+        return f"{how}: {own.read_text() if known else why}"
     if answer["asked"] == "train":
-        sent = f"{answer['sent_bytes'] / 1e3:.1f} kB"
+        sent = f"{answer['sent']['bytes'] / 1e3:.1f} kB"
         return f"trained for {answer['seconds']:.1f} s, and sent {sent}"
     return {"sizes": "reported how much it holds", "test": "tested the model"}[answer["asked"]]
 

@@ -80,7 +80,9 @@ def run_on(
 ) -> str:
     """Run a job on a SuperLink that is running, and return the status of the run."""
     out, experiment = Path(job.out).resolve(), Path(job.experiment).resolve()
-    job = replace(job, out=str(out), experiment=str(experiment), served_by=os.getpid())
+    job = replace(
+        job, out=str(out), experiment=str(experiment), home=str(home), served_by=os.getpid()
+    )
     path = home / "job.json"
     job.write(path)
     reports = path.with_suffix(REPORTS)

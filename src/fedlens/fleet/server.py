@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedlens.config.experiment import Experiment
 from fedlens.core.federation import Dataset, Examples, Federation, Fixed, Holdings, offsets_of
 from fedlens.fleet import Notify
 from fedlens.fleet.engine import Fleet, Sites
+from fedlens.fleet.log import Log, Logged
 from fedlens.fleet.terms import Terms, for_fleet
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.reports import Reporting
@@ -24,7 +26,8 @@ from fedlens.runs.loop import run_to_end
 from fedlens.runs.records import settings
 from fedlens.runs.result import Result
 from fedlens.runs.run import reopen, start
-from fedlens.runs.watching import Watch
+from fedlens.runs.summary import Record
+from fedlens.runs.watching import Watch, all_of
 from fedlens.setup import Setup
 from fedlens.setup.algorithm import check_schedules, make_algorithm
 from fedlens.setup.data import ClientTests, load_dataset
@@ -207,6 +210,7 @@ class Job:
     resume: bool = False
     wait: float = 600.0
     at_least: int | None = None
+    home: str | None = None  # the server's own folder, which has its log
     served_by: int | None = None  # the process id with whose end the job ends
 
     @classmethod
@@ -240,6 +244,11 @@ def run_job(job: Job, connect: Connect, tell: Notify, watch: Watch | None = None
             )
     dataset = load_dataset(experiment.dataset, Path(job.data) if job.data else None)
     terms = Terms.of(experiment, dataset)
+    log = None if job.home is None else Log(Path(job.home))
+
+    def logged(names: Sequence[str]) -> Sites:
+        return connect(names) if log is None else Logged(connect(names), log, names)
+
     notify(f"experiment {terms.hash}{', from where it was' if resumes else ''}")
     if resumes:
         known = [Held(**one) for one in json.loads((out / SITES).read_text())]
@@ -247,8 +256,12 @@ def run_job(job: Job, connect: Connect, tell: Notify, watch: Watch | None = None
         if unknown:
             raise ValueError(f"{out} was started with {unknown[0]}: add its key")
     else:
-        known = hear(connect, sorted(job.sites), terms, notify, job.wait, job.at_least)
-    sites = connect([one.name for one in known])
+        known = hear(logged, sorted(job.sites), terms, notify, job.wait, job.at_least)
+    names = [one.name for one in known]
+    if log is not None:
+        watch = all_of(watch, partial(_write_down, log, names))
+        log.add("run", experiment=terms.hash, sites=names, resumed=resumes)
+    sites = logged(names)
     setup = make_setup(experiment, terms, dataset, known, sites, notify)
     with ExitStack() as stack:
         if resumes:
@@ -259,4 +272,15 @@ def run_job(job: Job, connect: Connect, tell: Notify, watch: Watch | None = None
             active = start(experiment, setup, out, overwrite=overwrite, watch=watch)
             write_atomically(out / SITES, json.dumps([asdict(one) for one in known]).encode())
         (result,) = run_to_end([active])
+    if log is not None:
+        log.add("ended", experiment=terms.hash, status=result.status)
     return result
+
+
+def _write_down(log: Log, names: Sequence[str], record: Record) -> None:
+    """Add the line of a round: whose updates are in the model, and what became of the others."""
+    if "clients" in record:
+        failed = record.get("failed", {})
+        out = {names[k]: why for why, clients in failed.items() for k in clients}
+        used = [names[client] for client in record["clients"]]
+        log.add("round", round=record["round"], used=used, failed=out)

@@ -6,8 +6,6 @@ data from the server: the terms of an experiment, a model, the key of an order.
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from fedlens.core.trees import in_order, map_tensors, moved
 from fedlens.engines import Sequential, Stacked
 from fedlens.fleet import CACHE, payload
 from fedlens.fleet.approvals import Approvals, Kind, Offer
+from fedlens.fleet.log import Log, about, noted
 from fedlens.fleet.payload import Reply
 from fedlens.fleet.policy import Policy, Refused
 from fedlens.fleet.site_data import identity, site_examples
@@ -39,10 +38,10 @@ from fedlens.setup.data import divided, split_seed
 from fedlens.setup.devices import own_threads
 from fedlens.setup.network import make_network
 from fedlens.storage.files import write_atomically
-from fedlens.storage.reading import shortened
+from fedlens.storage.reading import printable, shortened
 
 OWN_MISTAKE = "something is wrong with its own files: its log says what"
-LOG = "log.jsonl"  # in its folder: each order, and what was sent
+MISTAKE = "mistake.txt"  # in its folder: what was wrong with its own files, for a person there
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,9 @@ class Site:
             mistake, reply = error, Reply({"refused": OWN_MISTAKE}, {})
         except Exception as error:
             mistake, reply = error, Reply({"raised": type(error).__name__}, {})
-        reply = reply._replace(facts={"experiment": order.get("experiment"), **reply.facts})
-        self._log(what, reply, mistake, time.monotonic() - begun)
+        mark = self._log(what, order, tensors, reply, mistake, time.monotonic() - begun)
+        wanted = order.get("experiment")
+        reply = reply._replace(facts={"experiment": wanted, "log": mark, **reply.facts})
         if "raised" in reply.facts:
             raise RuntimeError(f"{reply.facts['raised']}: its log says why") from mistake
         return reply
@@ -190,54 +190,33 @@ class Site:
     def _count(self, terms: Terms, kind: Kind, digests: Sequence[str], most: int) -> None:
         self.approvals.change(terms.hash, lambda one: one.used(kind, digests, most))
 
-    def _log(self, what: str, reply: Reply, mistake: Exception | None, seconds: float) -> None:
-        """Append to the log a line about an order and what was sent; a refusal may be repeated.
-
-        The mistake stands in this log alone: names of files and classes stay private.
-        """
-        facts = dict(reply.facts)
-        line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "asked": what,
-            "experiment": str(facts.pop("experiment"))[:12],
-            "said": facts,
-            **({} if mistake is None else {"because": str(mistake)}),
-            "sent_tensors": len(reply.tensors),
-            "sent_bytes": sum(t.nbytes for t in reply.tensors.values()),
-            "seconds": round(seconds, 3),
-        }
-        self.home.mkdir(parents=True, exist_ok=True)
-        if not ("refused" in facts and counted_again(self.home / LOG, line)):
-            with (self.home / LOG).open("a") as file:
-                file.write(_with_times(line, 1) if "refused" in facts else json.dumps(line) + "\n")
-
-
-def counted_again(log: Path, line: Mapping[str, Any]) -> bool:
-    """Whether the last line of the log is the same but for its time: then it is counted there.
-
-    A server asks every few seconds until the experiment is approved. The line keeps its length, so
-    that whoever reads what is added to the log misses nothing.
-    """
-    if not log.is_file():
-        return False
-    with log.open("r+b") as file:
-        end = file.seek(0, os.SEEK_END)
-        file.seek(max(0, end - 10_000))
-        text = file.read().splitlines(keepends=True)[-1]
-        try:
-            last = json.loads(text)
-            times = last.pop("times")
-        except (ValueError, KeyError):
-            return False
-        same: bool = last | {name: line[name] for name in ("time", "seconds")} == line
-        if same:
-            file.seek(end - len(text))
-            file.write(_with_times(last | {"time": line["time"]}, times + 1).encode())
-    return same
-
-
-def _with_times(line: Mapping[str, Any], times: int) -> str:
-    return f'{json.dumps(line)[:-1]}, "times": {times:6}}}\n'
+    def _log(
+        self,
+        what: str,
+        order: Mapping[str, Any],
+        given: Tree,
+        reply: Reply,
+        mistake: Exception | None,
+        seconds: float,
+    ) -> str:
+        """Write down an order and what is sent, before it is; return the mark of the log."""
+        wanted, facts = shortened(printable(str(order.get("experiment")))), reply.facts
+        found: dict[str, Any] = {"asked": what, "experiment": wanted}
+        if type(order.get("round")) is int:
+            found["round"] = order["round"]
+        found["got"] = about(given)
+        if mistake is not None:
+            path, text = self.home / MISTAKE, f"{type(mistake).__name__}: {mistake}"
+            if not path.is_file() or path.read_text() != text:
+                write_atomically(path, text.encode())
+            found["mistake"] = path.stat().st_mtime_ns  # and not what it says: it names files
+        for key in ("refused", "raised"):
+            found |= {key: facts[key]} if key in facts else {}
+        if not facts.keys() & {"refused", "raised"}:
+            guarantee = self.approvals.of(wanted).offer.terms.guarantee
+            found["sent"] = {"facts": [*facts], **about(reply.tensors), "guarantee": guarantee}
+        more = noted("server", order.get("log"))
+        return Log(self.home).add("answered", **found, seconds=round(seconds, 3), **more)
 
 
 @dataclass(frozen=True)

@@ -153,6 +153,11 @@ class Terms:
         lines += [f"  {key} = {to_value(value)}" for key, value in everything.items()]
         return [*map(printable, lines)]
 
+    @property
+    def guarantee(self) -> str:
+        """What protects the updates of a site from those who see them, in words."""
+        return "none: the server sees each update as it is"
+
     def effects(self) -> list[str]:
         """What the experiment means for the site's data, line by line.
 

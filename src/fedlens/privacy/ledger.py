@@ -1,17 +1,13 @@
 """A ledger: what was spent on data over all experiments, in a file that one can only append to.
 
-Each line is JSON with an entry and `chain`, a hash of the entry and of the chain of the line
-before: a line that is changed, inserted or taken out breaks all that follow. (That last lines were
-cut off is not seen.) A line is on the disk before anything that it stands for leaves a client, so
-a last line that is torn, by a kill or a full disk, stands for nothing, and the next one replaces
-it.
+Each line has an entry, and is chained to those before it (`storage.chained`). That last lines were
+cut off is not seen. A line is on the disk before anything that it stands for leaves a client, so a
+last line that is torn, by a kill or a full disk, stands for nothing, and the next one replaces it.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -21,6 +17,7 @@ from typing import Any
 
 from fedlens.privacy import accountant
 from fedlens.privacy.events import Release
+from fedlens.storage.chained import append, chained, parsed, written
 
 BEGINNING = "a ledger of fedlens"
 
@@ -159,9 +156,8 @@ class Ledger:
         for line in whole.split(b"\n") if whole else ():
             self._lines += 1
             try:
-                content = json.loads(line)
-                chain = content.pop("chain")
-                self._chain = _chained(self._chain, content)
+                content, chain = parsed(line)
+                self._chain = chained(self._chain, content)
                 if chain != self._chain:
                     raise self._changed(f"line {self._lines} is not what was written")
                 self._take(content)
@@ -187,19 +183,9 @@ class Ledger:
             self._counts.setdefault((one.data, one.unit), Counter())[one.release] += 1
 
     def _append(self, handle: int, contents: Sequence[dict[str, Any]]) -> None:
-        """Write lines to the disk. What an earlier write left there of a line is overwritten."""
-        written, chain = b"", self._chain
+        lines, chain = b"", self._chain
         for content in contents:
-            chain = _chained(chain, content)
-            written += json.dumps({**content, "chain": chain}).encode() + b"\n"
-        os.ftruncate(handle, self._end)
-        done = 0
-        while done < len(written):
-            done += os.pwrite(handle, written[done:], self._end + done)
-        os.fsync(handle)
+            line, chain = written(chain, content)
+            lines += line
+        append(handle, self._end, lines)
         self._read(handle)
-
-
-def _chained(chain: str, content: dict[str, Any]) -> str:
-    text = json.dumps([chain, content], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
