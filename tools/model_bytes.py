@@ -22,7 +22,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "celiadmm": {"gamma": 0.1},
     "fedvc": {"size": 20},
 }
-PLAIN = {"scaffold", "liadmm", "celiadmm", "fedcm"}  # these algorithms take no momentum
+PLAIN = {"scaffold", "liadmm", "celiadmm", "fedcm", "pfedme"}  # these algorithms take no momentum
 COMBINED: dict[str, list[Any]] = {
     "fedvc + fedir + fedavgm": [{"name": "fedvc", "size": 20}, "fedir", "fedavgm"],
     "fedprox by size, uneven": [{"name": "fedprox", "sampling": "by-size", "uneven": 0.5}],

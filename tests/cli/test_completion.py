@@ -65,7 +65,7 @@ def test_names_are_completed_behind_their_key(shell):
     before = "" if shell == "bash" else "model="
     assert words("run", "a.toml", "model=res", shell=shell) == [f"{before}resnet18"]
     assert words("run", "a.toml", "model=", shell=shell) == [f"{before}{name}" for name in MODELS]
-    found = words("sweep", "a.toml", "rounds=3", "--grid", "algorithm=fedpr", shell=shell)
+    found = words("sweep", "a.toml", "rounds=3", "--grid", "algorithm=fedprox", shell=shell)
     assert found == ["fedprox" if shell == "bash" else "algorithm=fedprox"]
     found = words("sweep", "a.toml", "--grid", "loss=", shell=shell)
     assert found[0].endswith("cross_entropy")

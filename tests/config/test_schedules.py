@@ -10,6 +10,7 @@ from torch.optim import SGD, Optimizer, lr_scheduler
 
 import fedlens as fl
 from fedlens.algorithm.pieces import ClippedByNorm, Sgd, Uniformly
+from fedlens.config.names import SCHEDULES
 from fedlens.config.options import Named
 from fedlens.config.schedules import value_at
 from fedlens.engines.graphs import Captures
@@ -36,7 +37,8 @@ COSINE = {"name": "cosine", "start": 0.1, "end": 0.01}
 
 
 def values(name: str, of: int = ROUNDS, **options: Any) -> list[float]:
-    return [value_at(Named(name, options), round, of) for round in range(of)]
+    schedule = SCHEDULES.fit(Named(name, options), "lr")
+    return [value_at(schedule, round, of) for round in range(of)]
 
 
 def by_torch(make: Any, lr: float = 0.1, **options: Any) -> list[float]:
@@ -297,7 +299,7 @@ def test_the_twin_goes_through_the_whole_schedule():
     assert central.rounds == 4, "half of the clients in 8 rounds: 4 passes"
     numbers = [make_algorithm(central, round).solve.learning_rate for round in range(4)]
     assert numbers == pytest.approx([0.1 * 0.9**round for round in (0, 2, 4, 6)])
-    assert stretched(1, 4, schedule=lr, rounds=8) == pytest.approx(0.1 * 0.9**2)
+    assert stretched(1, 4, schedule=Named.of(lr, "lr"), rounds=8) == pytest.approx(0.1 * 0.9**2)
 
 
 def test_the_page_draws_a_number_that_changes(tmp_path):
@@ -311,20 +313,20 @@ def test_the_page_draws_a_number_that_changes(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"local": {"lr": "cosine"}}, "local.lr: cosine needs 'start'"),
+        ({"local": {"lr": "cosine"}}, "schedule of local.lr 'cosine' needs 'start'"),
         ({"local": {"lr": {"start": 1.0}}}, "local.lr is {'start': 1.0}: give a name"),
         (
             {"local": {"lr": {"name": "cosin"}}},
             "unknown schedule of local.lr 'cosin': did you mean 'cosine'?",
         ),
-        ({"local": {"lr": {"name": "cosine"}}}, "local.lr: cosine needs 'start'"),
-        ({"local": {"lr": {**COSINE, "stop": 1}}}, "local.lr: cosine has no option 'stop'"),
+        ({"local": {"lr": {"name": "cosine"}}}, "schedule of local.lr 'cosine' needs 'start'"),
+        ({"local": {"lr": {**COSINE, "stop": 1}}}, "local.lr 'cosine' has no option 'stop'"),
         ({"local": {"lr": {**COSINE, "end": -1.0}}}, "local.lr is -0.8"),
-        ({"local": {"lr": {**COSINE, "rounds": 0}}}, "schedule 'cosine': rounds is 0: choose 1"),
+        ({"local": {"lr": {**COSINE, "rounds": 0}}}, "rounds is 0: choose 1"),
         ({"server": {"lr": {"name": "step", "start": 1.0, "every": 0}}}, "every is 0"),
         (
             {"local": {"lr": {"name": "piecewise", "values": [0.1], "at": [2]}}},
-            "schedule 'piecewise': values has 1 and at 1: give one more value than rounds of at",
+            "piecewise: values has 1 and at 1: give one more value than rounds of at",
         ),
         (
             {"local": {"lr": {"name": "exponential", "start": 1.0, "decay": 1e30}}, "rounds": 400},

@@ -102,6 +102,10 @@ def a_list(counts):
     return counts.tolist()
 
 
+def loss(counts):
+    return 0.0
+
+
 def nothing(counts):
     counts.sum()
 

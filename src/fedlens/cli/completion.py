@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import click
 
-from fedlens.config.names import CHOSEN_BY_NAME, DATASETS, KINDS, RECIPES, SCHEDULES
+from fedlens.config.names import DATASETS, KINDS, RECIPES, SCHEDULES
 
 NOT_TO_GET = ("fashion-mnist-mini", "folder", "csv", "npz", "hugging-face")  # built in or user data
 
@@ -84,7 +84,9 @@ def large_data_sets(incomplete: str) -> list[str]:
 
 
 def _values(prefix: str, key: str, incomplete: str) -> list[str]:
-    table = CHOSEN_BY_NAME.get(key, ())
+    from fedlens.config.experiment import chosen_by_name
+
+    table = chosen_by_name().get(key, ())
     # A schedule is written as a table with options: its name alone is no valid value.
     return [] if table is SCHEDULES else [f"{prefix}{one}" for one in _names(table, incomplete)]
 

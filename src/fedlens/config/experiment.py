@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 from fedlens.config import consent
 from fedlens.config.names import (
     ALGORITHMS,
-    ANNEALS,
     ATTACKS,
-    CLIPS,
     DATASETS,
-    DEVICES,
     LOSSES,
-    MECHANISMS,
-    METRICS,
     MODELS,
-    OPTIMIZERS,
     PARTITIONS,
+    SCHEDULES,
     EngineName,
     own_names,
 )
@@ -33,14 +28,16 @@ from fedlens.config.options import (
     default,
     refuse_unknown,
     required,
-    resolve,
     section_of,
     types_of,
 )
 from fedlens.config.options import Named as Named  # other modules import it from here
-from fedlens.config.schedules import may_be_scheduled, resolved, value_at
+from fedlens.config.schedules import value_at
+from fedlens.config.sections import Aggregation as Aggregation
+from fedlens.config.sections import Between as Between
+from fedlens.config.sections import Clients as Clients
+from fedlens.config.sections import Constants as Constants
 from fedlens.config.sections import (
-    SCHEDULED,
     Count,
     Faults,
     Name,
@@ -51,10 +48,6 @@ from fedlens.config.sections import (
     demand,
     settle,
 )
-from fedlens.config.sections import Aggregation as Aggregation
-from fedlens.config.sections import Between as Between
-from fedlens.config.sections import Clients as Clients
-from fedlens.config.sections import Constants as Constants
 from fedlens.config.sections import Evaluate as Evaluate
 from fedlens.config.sections import LocalTraining as LocalTraining
 from fedlens.config.sections import Privacy as Privacy
@@ -90,9 +83,9 @@ class Experiment:
     paper with its options, as `fedprox(mu=0.1)`, or several.
     """
 
-    dataset: Given[Name | Dataset, Named | Dataset] = required()
+    dataset: Annotated[Given[Name | Dataset, Named | Dataset], DATASETS] = required()
     """what is trained and tested on: see [data.md](data.md)"""
-    model: Given[Name | Module, Named | Module] = required()
+    model: Annotated[Given[Name | Module, Named | Module], MODELS] = required()
     """what is trained"""
     rounds: Count = required()
     """how many rounds"""
@@ -115,7 +108,7 @@ class Experiment:
     deterministic: bool = False
     """the same bytes from every run on a GPU, at some cost in speed. On a CPU they are the same
     anyway"""
-    loss: Given[Name, Named] = default(Named("cross_entropy"))
+    loss: Annotated[Given[Name, Named], LOSSES] = default(Named("cross_entropy"))
     """what a client minimises for an example: see [Local training](#local-training). `test_loss` is
     of the same loss"""
     normalise: OrTable[Literal["dataset", "imagenet", "none"] | Constants] = default("dataset")
@@ -143,7 +136,9 @@ class Experiment:
     evaluate: OrTable[Evaluate] = default(Evaluate())
     stop: Given[Stop | Table | None, Stop | None] = default(None)
     """when the run is over before its last round: see [schedules.md](schedules.md#stopping)"""
-    algorithm: Given[Name | Amendment | Sequence[Name | Amendment], tuple[Named, ...]] = default(())
+    algorithm: Annotated[
+        Given[Name | Amendment | Sequence[Name | Amendment], tuple[Named, ...]], ALGORITHMS
+    ] = default(())
     """what differs from FedAvg, applied in this order; a single name stands for a list of one"""
     faults: Given[Faults | Table | None, Faults | None] = default(None)
     """what clients do wrong, and how often: see [faults.md](faults.md#faults)"""
@@ -154,7 +149,7 @@ class Experiment:
     """differential privacy: see [privacy.md](privacy.md#in-an-experiment)"""
     aggregation: Given[Aggregation | Table | None, Aggregation | None] = default(None)
     """sums that hide single updates: see [secure.md](secure.md)"""
-    attack: Given[Name | None, Named | None] = default(None)
+    attack: Annotated[Given[Name | None, Named | None], ATTACKS] = default(None)
     """what some clients do to harm the others: see [attacks.md](attacks.md)"""
 
     def __post_init__(self) -> None:
@@ -168,6 +163,8 @@ class Experiment:
                 f"dataset is a {type(self.dataset).__name__}: give a name, a table with a name, or "
                 "a Dataset, which fl.map_style makes of those of torchvision's kind"
             )
+        if isinstance(self.dataset, Named | str | Mapping):
+            _refuse_path(Named.of(self.dataset, "dataset").name)
         settle(self, "")
         if self.weights_sha256 is not None:
             fits = re.fullmatch("[0-9a-f]{64}", self.weights_sha256) is not None
@@ -179,65 +176,31 @@ class Experiment:
             demand(fits, "stop.patience", stop.patience, 'add "validation" to evaluate.on')
             fits = bool({"validation", "test"} & set(on)) or stop.accuracy is None
             demand(fits, "stop.accuracy", stop.accuracy, 'add "validation" to evaluate.on')
-        self._resolve_options()
+        if self.attack is not None and self.privacy is not None:
+            raise ValueError("attack and [privacy] exclude each other: leave one out")
+        self._settle_clients()
 
-    def _resolve_options(self) -> None:
-        """Check every name and its options, and fill in the options' defaults."""
-
-        def filled(named: Named, table: ByName, kind: str) -> Named:
-            known = table.options(named.name, kind)
-            return Named(named.name, resolve(known, named.options, f"{kind} {named.name!r}"))
-
+    def _settle_clients(self) -> None:
+        """Decide what one part leaves to another: the partition, its clients, their number."""
         put = partial(object.__setattr__, self)
-        put("loss", filled(self.loss, LOSSES, "loss"))
-        if isinstance(self.dataset, Named):
-            _refuse_path(self.dataset.name)
-            put("dataset", filled(self.dataset, DATASETS, "dataset"))
-        if isinstance(self.model, Named):
-            put("model", filled(self.model, MODELS, "model"))
         partition, count = self.clients.partition, self.clients.count
-        if partition.name == "auto":
+        if partition.name == PARTITIONS.automatic:
             own = own_clients(self.dataset) if isinstance(self.dataset, Named) else None
             partition = Named("natural", {"column": own}) if own else Named("iid")
-        partition = filled(partition, PARTITIONS, "partition")
         if isinstance(self.dataset, Named):
             column = natural_column(partition.name, partition.options)
             put("dataset", with_clients(self.dataset, column))
         if count is None and not finds_clients(partition.name, partition.options):
             count = NUM_CLIENTS
-        devices, anneal = self.clients.devices, self.local.anneal
-        devices = devices and filled(devices, DEVICES, "devices")
-        put("clients", replace(self.clients, partition=partition, count=count, devices=devices))
-        optimizer = filled(self.local.optimizer, OPTIMIZERS, "optimizer")
-        anneal = anneal and filled(anneal, ANNEALS, "anneal")
-        put("local", replace(self.local, optimizer=optimizer, anneal=anneal))
-        if self.attack is not None:
-            put("attack", filled(self.attack, ATTACKS, "attack"))
-            if self.privacy is not None:
-                raise ValueError("attack and [privacy] exclude each other: leave one out")
-        if (privacy := self.privacy) is not None:
-            clip = privacy.clip
-            clip = filled(clip, CLIPS, "clip") if isinstance(clip, Named) else clip
-            mechanism = filled(privacy.mechanism, MECHANISMS, "mechanism")
-            put("privacy", replace(privacy, clip=clip, mechanism=mechanism))
-        metrics = tuple(filled(named, METRICS, "metric") for named in self.evaluate.metrics)
-        put("evaluate", replace(self.evaluate, metrics=metrics))
-        put("algorithm", tuple(map(_filled_algorithm, self.algorithm)))
-        for part in SCHEDULED:
-            schedules: dict[str, Any] = {
-                key.partition(".")[2]: resolved(one, key)
-                for key, one in self.schedules.items()
-                if key.startswith(f"{part}.")
-            }
-            put(part, replace(getattr(self, part), **schedules))
+        put("clients", replace(self.clients, partition=partition, count=count))
 
     @property
     def schedules(self) -> dict[str, Named]:
         """The numbers that change from round to round, by key."""
         given: dict[str, Any] = {
-            f"{part}.{name}": getattr(getattr(self, part), name)
-            for part, names in SCHEDULED.items()
-            for name in names
+            key: getattr(getattr(self, key.partition(".")[0]), key.partition(".")[2])
+            for key, table in chosen_by_name().items()
+            if table is SCHEDULES
         }
         for named in self.algorithm:
             given |= {f"algorithm.{named.name}.{key}": v for key, v in named.options.items()}
@@ -303,6 +266,20 @@ class Experiment:
         return to_toml(self.plain())
 
 
+@cache
+def chosen_by_name() -> dict[str, ByName]:
+    """The keys of an experiment that take names, and these names; some numbers take schedules."""
+    return dict(_chosen_in(Experiment, ""))
+
+
+def _chosen_in(kind: type, prefix: str) -> Iterator[tuple[str, ByName]]:
+    for name, hint in types_of(kind).items():
+        rules = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+        yield from ((prefix + name, rule) for rule in rules if isinstance(rule, ByName))
+        if (section := section_of(hint)) is not None:
+            yield from _chosen_in(section, f"{prefix}{name}.")
+
+
 def _refuse_path(name: str) -> None:
     """Refuse a path in place of a data set's name, and say how to name one's own images."""
     is_path = "/" in name or name.endswith((".csv", ".npz")) or Path(name).is_dir()
@@ -324,20 +301,6 @@ def _named(given: Any) -> Any:
             "module, with @paper of fedlens on the line above it"
         )
     return given.named
-
-
-def _filled_algorithm(named: Named) -> Named:
-    """The algorithm with every option checked or set to its default; numbers may be schedules."""
-    known = ALGORITHMS.options(named.name, "algorithm")
-    may_change = [key for key, option in known.items() if may_be_scheduled(option.annotation)]
-    schedules = {
-        key: resolved(Named.of(named.options[key], key), f"algorithm.{named.name}.{key}")
-        for key in may_change
-        if isinstance(named.options.get(key), (Mapping, Named))
-    }
-    numbers = {**named.options, **dict.fromkeys(schedules, 0.0)}
-    options = resolve(known, numbers, f"algorithm {named.name!r}")
-    return Named(named.name, options | schedules)
 
 
 def _anchor_all(content: dict[str, Any], folder: Path) -> None:

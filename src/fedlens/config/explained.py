@@ -16,8 +16,8 @@ from functools import cache
 from inspect import Parameter
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
-from fedlens.config.experiment import Experiment, as_plain
-from fedlens.config.names import CHOSEN_BY_NAME, KINDS, SCHEDULES
+from fedlens.config.experiment import Experiment, as_plain, chosen_by_name
+from fedlens.config.names import KINDS, SCHEDULES
 from fedlens.config.options import (
     Bounds,
     ByName,
@@ -30,17 +30,9 @@ from fedlens.config.options import (
     types_of,
     written,
 )
-from fedlens.config.schedules import may_be_scheduled
 from fedlens.config.signatures import words_of
 
 MOST_NAMED = 3  # suggestions in an error message
-PLACES = {"engines": "engine"} | {
-    kind: place
-    for place in reversed(CHOSEN_BY_NAME)  # of several, the first
-    for kind, table in KINDS.items()
-    if table is CHOSEN_BY_NAME[place]
-}
-"""A key of experiments for each kind of names, except recipes, which no experiment names."""
 
 
 class Key(NamedTuple):
@@ -101,10 +93,9 @@ def choice(table: ByName, name: str) -> Choice:
     doc, known = table.read(name)
     options: dict[str, Option] = {}
     for option, parameter in known.items():
-        may_change = table is KINDS["algorithms"] and may_be_scheduled(parameter.annotation)
         options[option] = Option(
             _about(doc, option),
-            in_words(parameter.annotation) + ", or a schedule" * may_change,
+            in_words(parameter.annotation) + ", or a schedule" * table.may_be_scheduled(parameter),
             None if parameter.default is parameter.empty else _said(parameter.default),
         )
     return Choice(doc.partition("\n")[0], options)
@@ -148,8 +139,7 @@ def explain(key: str) -> list[str]:
     lines = [_line(key, known[key].words)]
     if known[key].default is not None:
         lines.append(f"default: {known[key].default}")
-    if key in CHOSEN_BY_NAME:
-        table = CHOSEN_BY_NAME[key]
+    if (table := chosen_by_name().get(key)) is not None:
         lines.append("a number, or a schedule:" if table is SCHEDULES else "one of:")
         lines += [f"  {called(name, one)}" for name, one in choices(table).items()]
         lines.append("  or a function of your own, as module:function")
@@ -158,10 +148,10 @@ def explain(key: str) -> list[str]:
 
 def _below(key: str) -> list[str]:
     """Lines about a name or an option below a key that takes names; none if it is not below one."""
-    place = next((place for place in CHOSEN_BY_NAME if key.startswith(f"{place}.")), None)
+    place = next((place for place in chosen_by_name() if key.startswith(f"{place}.")), None)
     if place is None:
         return []
-    table = CHOSEN_BY_NAME[place]
+    table = chosen_by_name()[place]
     word, _, option = key[len(place) + 1 :].partition(".")
     if word in table:
         return _of_name(place, table, word, option)
@@ -174,10 +164,12 @@ def _below(key: str) -> list[str]:
 def _by_name(key: str) -> list[str]:
     """Lines about all that has this name, or this name and option, whatever its kind."""
     lines: list[str] = []
+    places = {table: place for place, table in reversed(chosen_by_name().items())}  # the first
     for kind, table in KINDS.items():
         name = next((n for n in (key, key.rpartition(".")[0]) if n in table), None)
         if name is not None:
-            lines += _of_name(PLACES.get(kind, ""), table, name, key[len(name) + 1 :])
+            place = places.get(table, "engine" if kind == "engines" else "")
+            lines += _of_name(place, table, name, key[len(name) + 1 :])
     keys_too = [name for name in keys() if name.rpartition(".")[2] == key]
     return [*lines, *(f"see also: {name}" for name in keys_too)] if lines else []
 
@@ -205,7 +197,7 @@ def _unknown(key: str) -> list[str]:
     """Raise an error that names the nearest keys or options."""
     places = [name for name in keys() if name.rpartition(".")[2] == key] or [
         f"{place}.{one}"
-        for place, table in CHOSEN_BY_NAME.items()
+        for place, table in chosen_by_name().items()
         if table is not SCHEDULES  # which many keys take
         for one in _options(table)
         if one.endswith(f".{key}")
@@ -224,7 +216,7 @@ def _options(table: ByName) -> Iterable[str]:
 
 def _near(key: str, place: str) -> str:
     """A hint for an unknown key below `place`: the nearest known keys, or else all names."""
-    begin, table = f"{place}.", CHOSEN_BY_NAME[place]
+    begin, table = f"{place}.", chosen_by_name()[place]
     options = [*_options(table)]
     known = dict.fromkeys([*table, *options, *(one.rpartition(".")[2] for one in options)])
     # What stands before is known to be right; compared too, it would make all keys look near.
@@ -285,25 +277,27 @@ def _bounded(made: Schema, bounds: Bounds) -> Schema:
     return made
 
 
-def _schema_of(kind: Any, key: str) -> Schema:
-    """The schema of what a file may contain for a value of this type."""
+def _schema_of(kind: Any, key: str, table: ByName | None = None) -> Schema:
+    """The schema of what a file may contain for a value of this type, a name of a `table`."""
     if kind in PLAIN:
         return dict(PLAIN[kind])
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
-        return _bounded(_schema_of(inner[0], key), inner[1])
+        found = next((rule for rule in inner[1:] if isinstance(rule, ByName)), None)
+        bounds = next((rule for rule in inner[1:] if isinstance(rule, Bounds)), Bounds())
+        return _bounded(_schema_of(inner[0], key, found), bounds)
     if origin is Given:  # the type it is read as is the more precise one
-        return _schema_of(inner[-1], key)
+        return _schema_of(inner[-1], key, table)
     if origin is Literal:
         return {"enum": list(inner)}
     if origin in (Union, types.UnionType):
-        return _any_of([_schema_of(one, key) for one in written(kind)])
+        return _any_of([_schema_of(one, key, table) for one in written(kind)])
     if origin in (tuple, list, Sequence):
-        one = _schema_of(inner[0], key)
+        one = _schema_of(inner[0], key, table)
         listed: Schema = {"type": "array", "items": one}
         return _any_of([*one.get("anyOf", [one]), listed]) if inner[0] is Named else listed
-    if kind is Named:
-        return _choices_of(CHOSEN_BY_NAME[key])
+    if kind is Named:  # an option may be a schedule whose options may be schedules, and so on
+        return _choices_of(table) if key and table else {"type": "object", "required": ["name"]}
     if is_dataclass(kind):
         return _record(kind, f"{key}.")
     return {}  # anything

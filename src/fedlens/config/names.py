@@ -9,17 +9,23 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from fedlens.config.options import OWN, ByName
-from fedlens.config.sections import SCHEDULED
 
 EngineName = Literal["auto", "sequential", "stacked", "processes", "ray"]
 """The values of `engine` in an experiment: one of ENGINES, or auto: the machine decides."""
 
-ENGINES = ByName("fedlens.engines", {"sequential stacked processes ray": OWN})
+ENGINES = ByName("engine", "fedlens.engines", {"sequential stacked processes ray": OWN})
 """Each is made from: the network, the training examples, the devices of the workers, other example
 sets to evaluate, and how workers on other machines open images from disk (None: images are sent).
 """
 
+SCHEDULES = ByName(
+    "schedule",
+    "fedlens.config",
+    {"constant exponential step cosine polynomial piecewise warm-up": "schedules"},
+)
+
 ALGORITHMS = ByName(
+    "algorithm",
     "fedlens.algorithms",
     {
         "fedavg lambda-sum fedprox fedavgm fedir fedvc lastfc fedns liadmm admm": OWN,
@@ -31,9 +37,11 @@ ALGORITHMS = ByName(
         "qfedavg fedbn fedper fedrep fedbabu lg-fedavg ditto apfl pfedme per-fedavg": OWN,
         "moon fedala fedproto fine-tune local-only fedcm clip quantize top-k fedbuff fedasync": OWN,
     },
+    schedules=SCHEDULES,
 )
 
 MODELS = ByName(
+    "model",
     "fedlens.models",
     {
         "alexnet alexnet-32": "alexnet",
@@ -51,21 +59,23 @@ MODELS = ByName(
 )
 
 LOSSES = ByName(
+    "loss",
     "fedlens.algorithm.pieces",
     {"cross_entropy focal double_softmax squared_error": "losses"},
 )
 
-OPTIMIZERS = ByName("fedlens.algorithm.pieces", {"sgd adam adamw": "optimizers"})
+OPTIMIZERS = ByName("optimizer", "fedlens.algorithm.pieces", {"sgd adam adamw": "optimizers"})
 
-ANNEALS = ByName("fedlens.algorithm.pieces", {"cosine linear": "anneal"})
+ANNEALS = ByName("anneal", "fedlens.algorithm.pieces", {"cosine linear": "anneal"})
 """How a learning rate may fall in the course of a client's round."""
 
-METRICS = ByName("fedlens.evaluation", {"balanced_accuracy kappa auroc ece": "metrics"})
+METRICS = ByName("metric", "fedlens.evaluation", {"balanced_accuracy kappa auroc ece": "metrics"})
 """Metrics that are measured only if `evaluate.metrics` names them."""
 
-DEVICES = ByName("fedlens.rounds", {"alike synthetic trace": "devices"})
+DEVICES = ByName("devices", "fedlens.rounds", {"alike synthetic trace": "devices"})
 
 ATTACKS = ByName(
+    "attack",
     "fedlens.attacks",
     {
         "sign-flip gaussian free-rider scale ipm alie min-max min-sum": "sending",
@@ -75,18 +85,14 @@ ATTACKS = ByName(
 )
 """What hostile clients do."""
 
-MECHANISMS = ByName("fedlens.privacy", {"gaussian banded tree": "mechanisms"})
+MECHANISMS = ByName("mechanism", "fedlens.privacy", {"gaussian banded tree": "mechanisms"})
 """How the noise of the rounds of a private run goes together."""
 
-CLIPS = ByName("fedlens.privacy", {"adaptive": "mechanisms"})
+CLIPS = ByName("clip", "fedlens.privacy", {"adaptive": "mechanisms"})
 """Norms of a private run that are no fixed number."""
 
-SCHEDULES = ByName(
-    "fedlens.config",
-    {"constant exponential step cosine polynomial piecewise warm-up": "schedules"},
-)
-
 PLAIN_PARTITIONS = ByName(
+    "partition",
     "fedlens.data.partitions",
     {
         "iid proportions quantity-dirichlet power-law shards classes": "dealing",
@@ -98,11 +104,14 @@ PLAIN_PARTITIONS = ByName(
 """Partitions that only assign examples to clients, and change no example."""
 
 PARTITIONS = ByName(
+    "partition",
     "fedlens.data.partitions",
     {**PLAIN_PARTITIONS.modules, "noisy-labels shifted": "altered"},
+    automatic="auto",
 )
 
 DATASETS = ByName(
+    "dataset",
     "fedlens.data",
     {
         "fashion-mnist-mini fashion-mnist mnist cifar10 cifar100": "published",
@@ -130,6 +139,7 @@ OWN_CLIENTS = {
 """The data sets that come with clients of their own, and the column that names them."""
 
 RECIPES = ByName(
+    "recipe",
     "fedlens.recipes",
     {
         "fedavg-cifar10/headline fedavg-cifar10/figure12": "fedavg_cifar10.figures",
@@ -175,23 +185,6 @@ KINDS: dict[str, ByName] = {
     "recipes": RECIPES,
 }
 """What `fedlens list` lists."""
-
-CHOSEN_BY_NAME: dict[str, ByName] = {
-    "dataset": DATASETS,
-    "model": MODELS,
-    "loss": LOSSES,
-    "algorithm": ALGORITHMS,
-    "clients.partition": PARTITIONS,
-    "clients.devices": DEVICES,
-    "local.optimizer": OPTIMIZERS,
-    "local.anneal": ANNEALS,
-    **{f"{part}.{name}": SCHEDULES for part, names in SCHEDULED.items() for name in names},
-    "evaluate.metrics": METRICS,
-    "attack": ATTACKS,
-    "privacy.mechanism": MECHANISMS,
-    "privacy.clip": CLIPS,
-}
-"""The keys of an experiment that take names, and these names; keys of numbers take schedules."""
 
 REPORTED = "reported"
 OUTCOMES = (

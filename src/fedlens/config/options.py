@@ -72,14 +72,17 @@ class Bounds(NamedTuple):
     most: float | None = None
     below: float | None = None
 
-    def fits(self, value: float) -> bool:
-        """Whether it lies between them; infinity does not."""
-        return (
-            (self.least is None or value >= self.least)
-            and (self.above is None or value > self.above)
-            and (self.most is None or value <= self.most)
-            and value < (math.inf if self.below is None else self.below)
-        )
+    def fit(self, made: Any, where: str) -> Any:
+        """What a field was given, if it is no number or lies between them; infinity does not."""
+        if not isinstance(made, (int, float)) or (
+            (self.least is None or made >= self.least)
+            and (self.above is None or made > self.above)
+            and (self.most is None or made <= self.most)
+            and made < (math.inf if self.below is None else self.below)
+        ):
+            return made
+        finite = "" if math.isfinite(made) else ", and finite"
+        raise OutOfBounds(f"{where} is {made!r}: choose {self}{finite}")
 
     def __str__(self) -> str:
         lowest = f"{self.least:g}" if self.above is None else f"above {self.above:g}"
@@ -130,13 +133,24 @@ class ByName(Mapping[str, Callable[..., Any]]):
     A function is called as the name it is chosen by, with _ for -. `modules` has the names, one or
     several with spaces between them, and the module of these. `libraries` are other packages,
     whose contents are chosen as "library:name": the function called `library`, given the name,
-    returns its inner function `make`.
+    returns its inner function `make`. Error messages call such a thing a `kind`. With `schedules`,
+    options that are numbers may be schedules, which are named there. The name `automatic` stands
+    for one that the rest of the experiment decides.
+
+    It may stand in the `Annotated` type of a field, whose names are then chosen from it.
     """
 
     def __init__(
-        self, package: str, modules: Mapping[str, str], libraries: Mapping[str, str] | None = None
+        self,
+        kind: str,
+        package: str,
+        modules: Mapping[str, str],
+        libraries: Mapping[str, str] | None = None,
+        schedules: ByName | None = None,
+        automatic: str | None = None,
     ) -> None:
-        self.package, self.libraries = package, libraries or {}
+        self.kind, self.package, self.libraries = kind, package, libraries or {}
+        self.schedules, self.automatic = schedules, automatic
         self.modules = {
             name: module or _function_named(name)
             for names, module in modules.items()
@@ -162,9 +176,43 @@ class ByName(Mapping[str, Callable[..., Any]]):
             return read(f"{self.package}.{self.libraries[library]}", "make")
         return read(f"{self.package}.{self.modules[name]}", _function_named(name))
 
-    def options(self, name: str, kind: str) -> dict[str, inspect.Parameter]:
+    def find(self, name: str, what: str = "") -> Callable[..., Any]:
+        """The function called `name`, here or by import path."""
+        return find(self, name, what or self.kind)
+
+    def options(self, name: str, what: str = "") -> dict[str, inspect.Parameter]:
         """The options of the function called `name`, here or by import path."""
-        return self.read(name).options if name in self else options_of(find(self, name, kind))
+        return self.read(name).options if name in self else options_of(self.find(name, what))
+
+    def may_be_scheduled(self, option: inspect.Parameter) -> bool:
+        """Whether a schedule may give an option of these functions: whether it is a number."""
+        kind = option.annotation
+        return self.schedules is not None and float in (kind, *typing.get_args(kind))
+
+    def fit(self, made: Any, where: str) -> Any:
+        """What a field was given; of names, with every option checked or set to its default."""
+        if isinstance(made, tuple):
+            return tuple(self.fit(one, where) for one in made)
+        if not isinstance(made, Named) or made.name == self.automatic:
+            return made
+        what = self.kind if self.kind in where else f"{self.kind} of {where}"
+        known = self.options(made.name, what)
+        changing = {
+            key: self.schedules.fit(Named.of(value, key), f"{where}.{made.name}.{key}")
+            for key, value in made.options.items()
+            if self.schedules and _is_table(value) and key in known
+            if self.may_be_scheduled(known[key])
+        }
+        numbers = {**made.options, **dict.fromkeys(changing, 0.0)}
+        return Named(made.name, resolve(known, numbers, f"{what} {made.name!r}") | changing)
+
+    def make(self, named: Named, *handed: Any, of: type = object) -> Any:
+        """What the function makes of what it is handed and of its options; it must be an `of`."""
+        made = call(self.find(named.name), *handed, options=named.options)
+        return expect(made, of, f"{self.kind} {named.name!r}")
+
+    # A table is equal to itself alone: to compare what is in it would import all of it.
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
     def __contains__(self, name: object) -> bool:
         library, _, inner = str(name).partition(":")
@@ -418,12 +466,11 @@ def _given(value: Any, kind: Any, where: str) -> Any:
     return check(value, settled, where)
 
 
-def _bounded(value: Any, kind: Any, where: str) -> Any:
-    inner, bounds = typing.get_args(kind)
+def _annotated(value: Any, kind: Any, where: str) -> Any:
+    inner, *rules = typing.get_args(kind)
     made = check(value, inner, where)
-    if isinstance(made, (int, float)) and not bounds.fits(made):
-        finite = "" if math.isfinite(made) else ", and finite"
-        raise OutOfBounds(f"{where} is {made!r}: choose {bounds}{finite}")
+    for rule in rules:  # Bounds, or a ByName
+        made = rule.fit(made, where)
     return made
 
 
@@ -439,7 +486,7 @@ KINDS: dict[Any, Callable[[Any, Any, str], Any]] = {
     int: _whole,
     Named: _named,
     Given: _given,
-    Annotated: _bounded,
+    Annotated: _annotated,
 }
 """The function that checks a value, by the form of the expected type."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedlens.config.experiment import Experiment
 from fedlens.config.names import CLIPS, MECHANISMS
-from fedlens.config.options import Named, call, find
+from fedlens.config.options import Named
 from fedlens.privacy.protection import Protection
 
 ON_CLIENTS_DATA = "it is measured on the clients' own data, without noise"
@@ -51,14 +51,10 @@ def protection_of(experiment: Experiment) -> Protection:
     check_alone(experiment)
     cohort, clip = clients.cohort, given.clip
     noise_cohort = given.noise_cohort or cohort
-    mechanism = call(
-        find(MECHANISMS, given.mechanism.name, "mechanism"), options=given.mechanism.options
-    )
+    mechanism = MECHANISMS.make(given.mechanism)
     found = Protection(
         noise=given.noise or 0.0,
-        clip=call(find(CLIPS, clip.name, "clip"), options=clip.options)
-        if isinstance(clip, Named)
-        else clip,
+        clip=CLIPS.make(clip) if isinstance(clip, Named) else clip,
         mechanism=mechanism,
         sampling=given.sampling or ("cyclic" if mechanism.correlated else "poisson"),
         rounds=experiment.rounds,

@@ -7,26 +7,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, TypeVar
 
+from fedlens.config.names import (
+    ANNEALS,
+    CLIPS,
+    DEVICES,
+    MECHANISMS,
+    METRICS,
+    OPTIMIZERS,
+    PARTITIONS,
+    SCHEDULES,
+)
 from fedlens.config.options import Bounds, Given, Named, check, default, types_of
 
 Table = Mapping[str, Any]
 Name = str | Table | Named
 """How something is chosen: by a name, by a table with a name and options, or by both as `Named`."""
 
-Scheduled = Given[float | Table | Named, float | Named]
+Number = Given[float | Table | Named, float | Named]
+NumberOrNone = Given[float | Table | Named | None, float | Named | None]
+Scheduled = Annotated[Number, SCHEDULES]
 """A number, or a schedule that gives it for every round."""
-ScheduledOrNone = Given[float | Table | Named | None, float | Named | None]
+ScheduledOrNone = Annotated[NumberOrNone, SCHEDULES]
 
 Count = Annotated[int, Bounds(least=1)]
 WholeNumber = Annotated[int, Bounds(least=0)]
 Chance = Annotated[float, Bounds(least=0, most=1)]
 Factor = Annotated[float, Bounds(least=0, most=10)]
-
-SCHEDULED = {
-    "local": ("lr", "momentum", "weight_decay", "clip", "clip_value"),
-    "server": ("lr",),
-}
-"""The numbers of each section that a schedule may give."""
 
 R = TypeVar("R")
 OrTable = Given[R | Table, R]
@@ -59,7 +65,7 @@ class Clients:
     per_round: Count | Annotated[float, Bounds(above=0, most=1)] = 1.0
     """how many take part in a round: `10` means ten, `0.1` a tenth of them (`1` means one, `1.0`
     all)"""
-    partition: Given[Name, Named] = default(Named("auto"))
+    partition: Annotated[Given[Name, Named], PARTITIONS] = default(Named("auto"))
     """who holds which examples: see [data.md](data.md#partitions). `auto`: the data set's own
     clients if it has any (`femnist`, `omniglot`, the large sets, a `csv` with a column `client`, a
     `folder` of sites), else `iid`"""
@@ -70,7 +76,7 @@ class Clients:
     unseen: Annotated[float, Bounds(least=0, below=1)] = 0.0
     """the share of clients that never train in the rounds: at the end each adapts the model to its
     own examples, and is tested: see [personal.md](personal.md#clients-that-come-later)"""
-    devices: Given[Name | None, Named | None] = default(None)
+    devices: Annotated[Given[Name | None, Named | None], DEVICES] = default(None)
     """how fast clients are, and when they are there: see [faults.md](faults.md#devices). With it
     the run has a virtual clock"""
 
@@ -154,7 +160,7 @@ class LocalTraining:
     weight_decay_on: DecayOn = "all"
     """which parameters decay. `all`; or `weights`: only those of two axes and more, so that biases
     and normalisation layers do not"""
-    optimizer: Given[Name, Named] = default(Named("sgd"))
+    optimizer: Annotated[Given[Name, Named], OPTIMIZERS] = default(Named("sgd"))
     """how a client steps: see [Local training](#local-training)"""
     clip: Annotated[ScheduledOrNone, Bounds(above=0)] = default(None)
     """scale a client's gradient down to this norm, if it is longer, as
@@ -173,7 +179,7 @@ class LocalTraining:
     [schedules.md](schedules.md#local-work)"""
     max_steps: Count | None = None
     """no client takes more steps in a round"""
-    anneal: Given[Name | None, Named | None] = default(None)
+    anneal: Annotated[Given[Name | None, Named | None], ANNEALS] = default(None)
     """how the learning rate falls from step to step of a round: see
     [schedules.md](schedules.md#within-a-round)"""
 
@@ -232,7 +238,7 @@ class Evaluate:
     bootstrap: Annotated[int, Bounds(least=0, most=100_000)] = 0
     """how often examples, and clients, are resampled for 95% intervals of the final measures: 1000
     is customary, 100000 the most"""
-    metrics: Given[Name | Sequence[Name], tuple[Named, ...]] = default(())
+    metrics: Annotated[Given[Name | Sequence[Name], tuple[Named, ...]], METRICS] = default(())
     """what else to measure, by name or of your own: see [Metrics](#metrics)"""
     best: bool = False
     """keep the model that was best on validation beside the last: see
@@ -349,10 +355,10 @@ class Privacy:
     in clips: ε follows from it"""
     delta: Annotated[float, Bounds(above=0, below=1)] = 1e-5
     """the δ that ε is for, below 1 / clients (below 1 / examples of each client)"""
-    clip: Annotated[Scheduled, Bounds(above=0)] = default(1.0)
+    clip: Annotated[Number, CLIPS, Bounds(above=0)] = default(1.0)
     """the longest update (or gradient of an example) that counts in full: longer ones are shortened
     to it. A number, or `adaptive`"""
-    mechanism: Given[Name, Named] = default(Named("gaussian"))
+    mechanism: Annotated[Given[Name, Named], MECHANISMS] = default(Named("gaussian"))
     """how the noise of the rounds goes together: see [Mechanisms](#mechanisms)"""
     sampling: Literal["poisson", "fixed", "all", "cyclic"] | None = None
     """who takes part, and is counted on: see [below](#what-ε-and-δ-mean). Without it, what the

@@ -115,8 +115,8 @@ def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
 def _imported(module: str, name: str) -> Any:
     """A name of our own or of Python's library, else `Foreign`."""
     root = module.partition(".")[0]
-    if root == "fedlens":
+    if root == "fedlens" and not module.startswith("fedlens.config."):  # which needs no PyTorch
         return _Names(module)[name]
-    if root in sys.stdlib_module_names:
+    if root == "fedlens" or root in sys.stdlib_module_names:
         return getattr(import_module(module), name)
     return Foreign

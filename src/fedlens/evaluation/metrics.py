@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedlens.config.experiment import Experiment, Named
 from fedlens.config.names import METRICS
-from fedlens.config.options import call, find
+from fedlens.config.options import call
 from fedlens.config.own_code import place_of, place_of_error
 from fedlens.core.federation import Holdings
 from fedlens.storage.reading import shortened
@@ -154,7 +154,7 @@ class Metric:
 
     @classmethod
     def of(cls, named: Named) -> Metric:
-        function = find(METRICS, named.name, "metric")
+        function = METRICS.find(named.name)
         by_position = Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD
         num_handed = sum(p.kind in by_position for p in signature(function).parameters.values())
         if num_handed not in (1, 2):

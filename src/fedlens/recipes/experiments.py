@@ -117,16 +117,13 @@ def _local(cell: Experiment) -> str:
     return ", ".join(filter(None, (steps, lr, momentum, decay, loss)))
 
 
-def _number(given: float | Named) -> str:
+def _number(given: object) -> str:
     """A number, or its schedule, as in "cosine from 0.1 to 0"."""
     if not isinstance(given, Named):
         return _rounded(given)
     options = {key: value for key, value in given.options.items() if value is not None}
     ends = [f"{word} {_rounded(options.pop(key))}" for key, word in ENDS.items() if key in options]
-    more = ", ".join(
-        f"{key} {_number(Named.of(value, key)) if isinstance(value, dict) else _rounded(value)}"
-        for key, value in options.items()
-    )
+    more = ", ".join(f"{key} {_number(value)}" for key, value in options.items())
     return " ".join([_own_name(given), *ends, *([f"({more})"] if more else [])])
 
 

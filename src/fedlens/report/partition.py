@@ -49,7 +49,7 @@ def title_of(dataset: str, partition: Named) -> str:
 
 
 def _words(partition: Named) -> str:
-    known = PARTITIONS.options(partition.name, "partition")
+    known = PARTITIONS.options(partition.name)
     words = [partition.name]
     for name, value in partition.options.items():
         if name == "of":

@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -30,9 +30,7 @@ from torch import Tensor
 from fedlens.algorithm.pieces import BySize
 from fedlens.config.experiment import Clients, Evaluate, Experiment, Named, Server
 from fedlens.config.names import ANNEALS, LOSSES, OPTIMIZERS, SCHEDULES
-from fedlens.config.options import find
 from fedlens.config.schedules import names_in, value_at
-from fedlens.config.sections import SCHEDULED
 from fedlens.core import keys
 from fedlens.core.federation import Examples, Federation, Fixed, Holdings, Lasting
 from fedlens.core.trees import bytes_of
@@ -140,22 +138,23 @@ def together(
     return Altered(examples, Holdings.of([index]))
 
 
-def stretched(round: int, of: int, *, schedule: dict[str, Any], rounds: int) -> float:
+Schedule = Annotated[Named, SCHEDULES]
+
+
+def stretched(round: int, of: int, *, schedule: Schedule, rounds: int) -> float:
     """The value of a schedule over `rounds` at the same fraction of the twin's `of` passes."""
-    named = Named.of(schedule, "schedule")
-    return value_at(named, round * rounds // of, rounds)
+    return value_at(schedule, round * rounds // of, rounds)
 
 
 def _stretched(experiment: Experiment) -> dict[str, Any]:
     """The schedules of local training, stretched over the twin's passes, by name."""
-    found = {}
-    for name in SCHEDULED["local"]:
-        given = getattr(experiment.local, name)
-        if isinstance(given, Named):
-            known = {key: value for key, value in given.options.items() if value is not None}
-            options = {"schedule": {"name": given.name, **known}, "rounds": experiment.rounds}
-            found[name] = Named("fedlens.runs.twin:stretched", options)
-    return found
+    return {
+        key.removeprefix("local."): Named(
+            "fedlens.runs.twin:stretched", {"schedule": given, "rounds": experiment.rounds}
+        )
+        for key, given in experiment.schedules.items()
+        if key.startswith("local.")
+    }
 
 
 def _described(setup: Setup, watch: Watch | None = None) -> Experiment:
@@ -285,12 +284,12 @@ def _code(setup: Setup) -> Iterator[bytes]:
     """The source files of model, loss, optimiser and schedules: user code may change."""
     made_of: set[type | Callable[..., Any]] = {type(m) for m in setup.network.module.modules()}
     experiment = setup.experiment
-    made_of.add(find(LOSSES, experiment.loss.name, "loss"))
-    made_of.add(find(OPTIMIZERS, experiment.local.optimizer.name, "optimizer"))
+    made_of.add(LOSSES.find(experiment.loss.name))
+    made_of.add(OPTIMIZERS.find(experiment.local.optimizer.name))
     if experiment.local.anneal is not None:
-        made_of.add(find(ANNEALS, experiment.local.anneal.name, "anneal"))
+        made_of.add(ANNEALS.find(experiment.local.anneal.name))
     for schedule in experiment.schedules.values():
-        made_of |= {find(SCHEDULES, name, "schedule") for name in names_in(schedule)}
+        made_of |= {SCHEDULES.find(name) for name in names_in(schedule)}
     files = set()
     for part in made_of:
         with contextlib.suppress(TypeError, OSError):  # code from a console has no file

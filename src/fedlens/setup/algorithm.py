@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 
@@ -32,30 +31,28 @@ from fedlens.algorithm.slots import Draw, Select, Solve
 from fedlens.attacks import Attack, under_attack
 from fedlens.config.experiment import Between, Experiment, LocalTraining
 from fedlens.config.names import ALGORITHMS, ANNEALS, ATTACKS, LOSSES, OPTIMIZERS
-from fedlens.config.options import Named, call, expect, find
+from fedlens.config.options import Named
 from fedlens.config.own_code import place_of
 from fedlens.config.protection import check_alone, protection_of, protects_examples
 from fedlens.config.schedules import looked_at, value_at
-from fedlens.config.sections import SCHEDULED
 
 SMALLEST = 2.0**-126  # normal number of float32
 
-V = TypeVar("V")
 logger = logging.getLogger(__name__)
 
 
 def make_algorithm(experiment: Experiment, round: int = 0) -> Algorithm:
     """The algorithm of a round, counted from 0, with the values of schedules in that round."""
+    # 0.0 would switch a term off, together with its memory for later rounds.
+    now = {key: value or SMALLEST for key, value in experiment.scheduled(round).items()}
 
-    def now(given: V | Named) -> V | float:
-        if not isinstance(given, Named):
-            return given
-        # 0.0 would switch a term off, together with its memory for later rounds.
-        return value_at(given, round, experiment.rounds) or SMALLEST
+    def of(part: str) -> dict[str, Any]:
+        """The values of schedules in this part of the experiment."""
+        return {key.removeprefix(part): v for key, v in now.items() if key.startswith(part)}
 
     # `replace` checks the sections again, and so refuses invalid values of a schedule.
-    local = replace(experiment.local, **_each(experiment.local, SCHEDULED["local"], now))
-    server = replace(experiment.server, **_each(experiment.server, SCHEDULED["server"], now))
+    local = replace(experiment.local, **of("local."))
+    server = replace(experiment.server, **of("server."))
     base = Algorithm(
         select=_selection(experiment),
         draw=_draw(local),
@@ -77,15 +74,14 @@ def make_algorithm(experiment: Experiment, round: int = 0) -> Algorithm:
             base = replace(base, select=turns)
     papers = []
     for named in experiment.algorithm:
-        options = {name: now(value) for name, value in named.options.items()}
-        function = find(ALGORITHMS, named.name, "algorithm")
+        function = ALGORITHMS.find(named.name)
         if not is_paper(function):
             raise ValueError(
                 f"algorithm {named.name!r}, {place_of(function)}, is not a paper: put @paper of "
                 "fedlens on the line above it"
             )
-        made = call(function, options=options)
-        papers.append(expect(made, Amendment, f"algorithm {named.name!r}"))
+        named = Named(named.name, {**named.options, **of(f"algorithm.{named.name}.")})
+        papers.append(ALGORITHMS.make(named, of=Amendment))
     algorithm, sums = compose(base, *papers), experiment.aggregation
     chosen = isinstance(algorithm.select, AmongSeen) and algorithm.pace is None
     if experiment.clients.unseen and not chosen:
@@ -132,15 +128,10 @@ def _check_secure(experiment: Experiment) -> None:
 
 
 def attack_of(experiment: Experiment) -> Attack | None:
-    named = experiment.attack
-    if named is None:
-        return None
-    made = call(find(ATTACKS, named.name, "attack"), options=named.options)
-    return expect(made, Attack, f"attack {named.name!r}")
-
-
-def _each(section: Any, names: Sequence[str], now: Callable[[Any], Any]) -> dict[str, Any]:
-    return {name: now(getattr(section, name)) for name in names}
+    made: Attack | None = None
+    if experiment.attack is not None:
+        made = ATTACKS.make(experiment.attack, of=Attack)
+    return made
 
 
 def _number(given: float | Named) -> float:
@@ -150,7 +141,7 @@ def _number(given: float | Named) -> float:
 
 def _objective(experiment: Experiment) -> Objective:
     named = experiment.loss
-    loss = with_options(find(LOSSES, named.name, "loss"), named.options)
+    loss = with_options(LOSSES.find(named.name), named.options)
     if named.name in LOSSES:  # it refuses invalid options
         loss(torch.zeros(1, 1, 2), torch.zeros(1, 1, dtype=torch.int64))
     objective, beta = Objective(loss), experiment.local.class_balance
@@ -159,12 +150,9 @@ def _objective(experiment: Experiment) -> Objective:
 
 def _solver(local: LocalTraining) -> Solve:
     """The named optimiser, annealed, on gradients that are clipped by value and then by norm."""
-    named = local.optimizer
-    made = call(find(OPTIMIZERS, named.name, "optimizer"), local, options=named.options)
-    solve = expect(made, Solve, f"optimizer {named.name!r}")  # type: ignore[type-abstract]
+    solve: Solve = OPTIMIZERS.make(local.optimizer, local, of=Solve)
     if local.anneal is not None:
-        function = find(ANNEALS, local.anneal.name, "anneal")
-        solve = annealed(solve, call(function, options=local.anneal.options))
+        solve = annealed(solve, ANNEALS.make(local.anneal))
     if local.clip is not None:
         solve = ClippedByNorm(solve, _number(local.clip))
     if local.clip_value is not None:

@@ -13,7 +13,7 @@ import torch
 from fedlens.algorithm import Algorithm
 from fedlens.config.experiment import Experiment
 from fedlens.config.names import DEVICES, LOSSES
-from fedlens.config.options import Named, call, expect, find
+from fedlens.config.options import Named
 from fedlens.config.protection import protects_examples
 from fedlens.core import keys
 from fedlens.core.federation import Dataset, Examples, Federation, Fixed, Holdings
@@ -292,9 +292,7 @@ def _make_clock(
         )
     named = experiment.clients.devices or Named("alike")
     key = keys.fold(keys.root(experiment.seed), keys.purpose("devices"))
-    function = find(DEVICES, named.name, "devices")
-    made = call(function, count, key, options=named.options)
-    devices = expect(made, Devices, f"devices {named.name!r}")
+    devices: Devices = DEVICES.make(named, count, key, of=Devices)
     start = begin(network, program, federation, torch.device("cpu"))
     up, down = traffic(program, start.params, start.buffers, start.told)
     return Clock(devices, experiment.faults or Faults(), reporting, up, down)

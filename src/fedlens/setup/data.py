@@ -14,7 +14,7 @@ import torch
 from fedlens.attacks import Attack, hostile_key
 from fedlens.config.experiment import Experiment, Named
 from fedlens.config.names import DATASETS
-from fedlens.config.options import call, expect, find
+from fedlens.config.options import call, expect
 from fedlens.core import keys
 from fedlens.core.federation import Dataset, Examples, Fixed, Holdings, Split, offsets_of
 from fedlens.data.map_style import MapStyle, map_style
@@ -57,7 +57,7 @@ def load_dataset(
 
 def _loaded(given: Named, source: Source) -> Dataset:
     """Load a data set. Its function may return torchvision-style ones: train, or train and test."""
-    found = call(find(DATASETS, given.name, "dataset"), source, options=given.options)
+    found = call(DATASETS.find(given.name), source, options=given.options)
     if isinstance(found, Dataset):
         return found
     parts = found if isinstance(found, tuple) else (found,)

@@ -10,7 +10,6 @@ from torch.nn.parameter import is_lazy
 
 from fedlens.config.experiment import Constants, Experiment, Named
 from fedlens.config.names import MODELS
-from fedlens.config.options import call, expect, find
 from fedlens.core import keys
 from fedlens.core.federation import Dataset
 from fedlens.models.freeze import freeze_norms, train_last
@@ -30,8 +29,7 @@ def untrained(experiment: Experiment, shape: tuple[int, int, int], outputs: int)
         seed = int(keys.root(experiment.seed, keys.purpose("model")))
         torch.default_generator.manual_seed(seed)
         if isinstance(given, Named):
-            made = call(find(MODELS, given.name, "model"), shape, outputs, options=given.options)
-            module = expect(made, nn.Module, f"model {given.name!r}")
+            module: nn.Module = MODELS.make(given, shape, outputs, of=nn.Module)
         elif hasattr(given, "_orig_mod"):
             raise ValueError(
                 "the model was compiled by torch.compile, which workers cannot share: "
