@@ -18,7 +18,7 @@ import torch
 
 from fedlens.config.experiment import Named
 from fedlens.runs.bench import WORKLOADS, Workload, experiment, rounds, time_of
-from fedlens.runs.settings import torch_settings
+from fedlens.runs.loop import torch_settings
 from fedlens.setup import build
 
 

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from fedlens.config.experiment import Clients, Named
 from fedlens.runs.bench import Workload, experiment, rounds, time_of
-from fedlens.runs.settings import torch_settings
+from fedlens.runs.loop import torch_settings
 from fedlens.setup import build
 
 WORK = Workload("resnet18", (3, 32, 32), 10, 50, 50, {"stem": "cifar", "norm": "group"})

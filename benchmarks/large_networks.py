@@ -27,7 +27,7 @@ from fedlens.network.network import Network
 from fedlens.network.stacked import layers, products
 from fedlens.network.stacked.epilogue import Epilogue
 from fedlens.runs.bench import WORKLOADS, Workload, experiment, rounds, time_of
-from fedlens.runs.settings import torch_settings
+from fedlens.runs.loop import torch_settings
 from fedlens.setup import build
 
 NETWORKS = {name: WORKLOADS[name] for name in ("resnet18", "mobilenetv2")} | {

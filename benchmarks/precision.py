@@ -25,7 +25,7 @@ from fedlens.core import Tree
 from fedlens.evaluation.evaluate import evaluate
 from fedlens.evaluation.metrics import metrics
 from fedlens.rounds import begin
-from fedlens.runs.settings import torch_settings
+from fedlens.runs.loop import torch_settings
 from fedlens.setup import build
 from origin import origin
 

@@ -33,7 +33,7 @@ from torch.func import functional_call, grad, vmap
 from fedlens.audit import membership
 from fedlens.config.experiment import Clients, Experiment, Privacy
 from fedlens.runs.bench import Workload, experiment, rounds, time_of
-from fedlens.runs.settings import torch_settings
+from fedlens.runs.loop import torch_settings
 from fedlens.setup import Setup, build
 
 CLIP, NOISE, LR = 1.0, 1.0, 0.1

@@ -20,7 +20,7 @@ from dataclasses import replace
 import torch
 
 from fedlens.runs.bench import Workload, experiment, rounds_together, time_of
-from fedlens.runs.settings import torch_settings
+from fedlens.runs.loop import torch_settings
 from fedlens.setup import Setup, build
 
 CLIENTS, BATCH, EPOCHS = 10, 32, 10

@@ -18,7 +18,7 @@ import torch
 
 from fedlens.models import MODELS
 from fedlens.runs.bench import WORKLOADS, experiment, rounds, time_of
-from fedlens.runs.settings import torch_settings
+from fedlens.runs.loop import torch_settings
 from fedlens.setup import build
 from sequential_loop import by_hand
 

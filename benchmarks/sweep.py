@@ -20,8 +20,8 @@ import torch
 from fedlens.engines import Stacked
 from fedlens.runs.bench import WORKLOADS, experiment, rounds_together, time_of
 from fedlens.runs.grid import grid
+from fedlens.runs.loop import torch_settings
 from fedlens.runs.points import Point
-from fedlens.runs.settings import torch_settings
 from fedlens.runs.sweep import prepare
 
 

@@ -24,7 +24,7 @@ from fedlens.algorithm.pieces import Uniformly
 from fedlens.core.federation import Fixed, Holdings
 from fedlens.engines import Processes
 from fedlens.runs.bench import COMMON, WORKLOADS, Workload, experiment, rounds
-from fedlens.runs.settings import torch_settings
+from fedlens.runs.loop import torch_settings
 from fedlens.setup import Setup, build
 
 PFL = WORKLOADS["pfl-cnn"]

@@ -10,7 +10,7 @@ from work import LR, Watch, arguments, model
 from fedlens.engines import Engine
 from fedlens.rounds import begin, run_round
 from fedlens.runs.bench import experiment
-from fedlens.runs.settings import torch_settings
+from fedlens.runs.loop import torch_settings
 from fedlens.setup import build
 
 

@@ -31,7 +31,7 @@ from fedlens.privacy.mechanisms import Adaptive, BandedNoise, TreeNoise, tree
 from fedlens.privacy.protection import Protection
 from fedlens.rounds import State, begin, run_round
 from fedlens.rounds.client import ClientProgram
-from fedlens.runs.checkpoint import describe, restore
+from fedlens.runs.folder import describe, restore
 from fedlens.setup import build
 from tests.federations import CPU, FEW, assert_equal, noisy_images, small_cnn, train
 from tests.papers_under_test import BANDED, BASE, PLAIN, PROTECTION

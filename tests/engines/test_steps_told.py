@@ -7,7 +7,7 @@ import pytest
 
 import fedlens as fl
 from fedlens.runs import loop
-from fedlens.runs.watching import Watching
+from fedlens.runs.progress import Watching
 
 
 def told_within(num_clients: int, batch_size: int) -> list[Any]:

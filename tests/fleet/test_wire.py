@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedlens.fleet.payload import from_wire, to_wire
-from fedlens.runs.checkpoint import to_bytes
+from fedlens.runs.folder import to_bytes
 
 NAN = torch.tensor([0x7FF8000000000123], dtype=torch.int64).view(torch.float64)
 ODD = torch.tensor([-0.0, torch.inf, 1e-310, 1e300, 0.1], dtype=torch.float64)

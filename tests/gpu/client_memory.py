@@ -19,7 +19,7 @@ import torch
 
 import fedlens as fl
 from fedlens.core import Tree
-from fedlens.runs.summary import Record
+from fedlens.runs.records import Record
 
 ALGORITHMS = ("scaffold", "feddyn", "fedadmm")
 RESUMED = "on both, interrupted and resumed"  # needs safetensors

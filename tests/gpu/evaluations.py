@@ -16,8 +16,8 @@ from unittest import mock
 
 import fedlens as fl
 from fedlens.evaluation import evaluate
+from fedlens.runs.records import Record
 from fedlens.runs.result import Result
-from fedlens.runs.summary import Record
 from fedlens.runs.sweep import prepare
 
 

@@ -29,8 +29,8 @@ from fedlens.network.network import Network
 from fedlens.rounds import State, begin, run_round
 from fedlens.rounds.client import ClientProgram
 from fedlens.runs import bench
-from fedlens.runs.settings import torch_settings
-from fedlens.runs.summary import Record
+from fedlens.runs.loop import torch_settings
+from fedlens.runs.records import Record
 from fedlens.setup import Setup, build
 from tests.federations import CPU, RAGGED, noisy_images, small_cnn
 from tests.papers_under_test import ALGORITHMS

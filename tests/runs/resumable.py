@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedlens as fl
-from fedlens.runs.summary import Record
+from fedlens.runs.records import Record
 from tests.toys import toy
 
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import fedlens as fl
-from fedlens.runs.summary import Record
+from fedlens.runs.records import Record
 from tests.toys import toy
 
 DATASET = toy(96, 6)

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedlens as fl
-from fedlens.runs.budgets import at_batches, at_round_numbers, at_rounds, rounds_to
-from fedlens.runs.summary import Record
+from fedlens.runs.records import Record, at_batches, at_round_numbers, at_rounds, rounds_to
 
 RECORDS: list[Record] = [
     {"round": 1, "batches": 10},

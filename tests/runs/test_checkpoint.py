@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedlens.core import Memory, Tree
 from fedlens.rounds import ClientMemory
-from fedlens.runs.checkpoint import describe, from_bytes, restore, to_bytes
+from fedlens.runs.folder import describe, from_bytes, restore, to_bytes
 
 CPU = torch.device("cpu")
 

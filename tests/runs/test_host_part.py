@@ -11,8 +11,8 @@ import torch
 
 import fedlens as fl
 from fedlens.recipes.estimate import Cost, Pace, Remembered, Work
-from fedlens.runs.beforehand import say_beforehand
 from fedlens.runs.manifest import manifest
+from fedlens.runs.run import say_beforehand
 from fedlens.setup import build
 
 

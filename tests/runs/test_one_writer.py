@@ -12,7 +12,7 @@ import torch
 
 import fedlens as fl
 from fedlens.runs import manifest as manifests
-from fedlens.runs.summary import Record
+from fedlens.runs.records import Record
 from tests.command_line import everything
 from tests.toys import toy
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedlens as fl
-from fedlens.runs.summary import Record
+from fedlens.runs.records import Record
 from tests.runs.resumable import Stop, assert_same_run, contents, forgetful, mindful, records
 from tests.toys import toy
 

@@ -5,8 +5,7 @@ import json
 import pytest
 
 import fedlens as fl
-from fedlens.runs.records import read
-from fedlens.runs.summary import Record
+from fedlens.runs.records import Record, read
 from tests.runs.resumable import Stop, forgetful
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fedlens as fl
-from fedlens.runs.summary import Record
+from fedlens.runs.records import Record
 from fedlens.setup import partition
 from tests.runs.small_runs import EVALUATED, SPREAD, described, lines, normed, of, toy
 

@@ -9,7 +9,7 @@ import pytest
 import fedlens as fl
 from fedlens.rounds import State
 from fedlens.runs.folder import Mark, RunFolder
-from fedlens.runs.summary import Record
+from fedlens.runs.records import Record
 from tests.runs.small_runs import OF_TRAINING, described, lines
 
 

@@ -17,8 +17,8 @@ from fedlens.config.consent import importable
 from fedlens.core import Tree
 from fedlens.runs import spread
 from fedlens.runs.folder import Change, RunFolder
+from fedlens.runs.records import Record
 from fedlens.runs.spread import SpreadPoints, even_shares
-from fedlens.runs.summary import Record
 from fedlens.runs.sweep import prepare
 from fedlens.storage.run_files import MODEL, read_status, saved_rounds, state_files
 from tests.clusters import LONG, RAY_MARKS

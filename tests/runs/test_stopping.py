@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import fedlens as fl
-from fedlens.runs.stopping import Stopping
+from fedlens.runs.loop import Stopping
 from fedlens.storage.run_files import read_status
 from tests.federations import assert_equal
 from tests.runs.resumable import assert_same_run

@@ -15,9 +15,9 @@ from fedlens.data.partitions.by_draw import Drawn
 from fedlens.report import read, report, rows
 from fedlens.runs import progress
 from fedlens.runs.loop import train as plainly
-from fedlens.runs.summary import Record
+from fedlens.runs.progress import Watching, all_of
+from fedlens.runs.records import Record
 from fedlens.runs.twin import accuracy, plain_training, trained, twin
-from fedlens.runs.watching import Watching, all_of
 from fedlens.setup import build, partition
 
 

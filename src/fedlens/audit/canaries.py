@@ -33,7 +33,7 @@ from fedlens.privacy.protection import Protection
 from fedlens.rounds import begin
 from fedlens.runs.folder import Checkpoint
 from fedlens.runs.loop import ActiveRun, run_to_end
-from fedlens.runs.watching import Watch
+from fedlens.runs.progress import Watch
 from fedlens.setup import Setup
 
 CANARIES = keys.purpose("audit canaries")

@@ -29,7 +29,7 @@ from fedlens.privacy.one_run import best_bound
 from fedlens.rounds import begin
 from fedlens.runs.folder import Checkpoint
 from fedlens.runs.loop import ActiveRun, run_to_end
-from fedlens.runs.summary import Record
+from fedlens.runs.records import Record
 from fedlens.setup import Setup
 from fedlens.setup.network import make_network
 

@@ -98,11 +98,10 @@ def _run(
 ) -> tuple[Path, str]:
     """Run the experiment in the folder of `place`; return the folder and the status."""
     from fedlens.data import statistics
-    from fedlens.runs.beforehand import say_beforehand
     from fedlens.runs.loop import run_to_end
-    from fedlens.runs.run import start
+    from fedlens.runs.progress import all_of
+    from fedlens.runs.run import say_beforehand, start
     from fedlens.runs.track import tracking
-    from fedlens.runs.watching import all_of
     from fedlens.setup import build
 
     with (

@@ -11,8 +11,8 @@ from fedlens.evaluation.measures import measure_name
 from fedlens.report.cautions import cautions
 from fedlens.report.holdings import client_header, client_names, client_rows, measured
 from fedlens.report.numbers import format_number
+from fedlens.runs.loop import CHOSEN_BY
 from fedlens.runs.records import PART_NAMES, Run, read, settings
-from fedlens.runs.stopping import CHOSEN_BY
 from fedlens.storage.reading import printable
 
 FEW = 100  # test images; with fewer, the card has a warning

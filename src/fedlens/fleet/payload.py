@@ -19,7 +19,7 @@ from fedlens.engines import Sequential
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.uploads import norm_of
 from fedlens.rounds.work import Part, Shared, work_alone
-from fedlens.runs.checkpoint import from_bytes, to_bytes
+from fedlens.runs.folder import from_bytes, to_bytes
 
 PARTS = ("update", "counters", "extra", "scalars", "channel_scalars")
 """The fields of a client's `Part` that it sends."""

@@ -18,7 +18,7 @@ from fedlens.fleet.flower import SuperLink, Tail, write_app
 from fedlens.fleet.gate import Gate
 from fedlens.fleet.keys import check_server_keys, public_keys
 from fedlens.fleet.server import REPORTS, Job
-from fedlens.runs.watching import Watch
+from fedlens.runs.progress import Watch
 from fedlens.storage.files import write_atomically
 from fedlens.storage.locks import one_writer
 from fedlens.storage.process_state import is_alive

@@ -23,11 +23,10 @@ from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.reports import Reporting
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.loop import run_to_end
-from fedlens.runs.records import settings
+from fedlens.runs.progress import Watch, all_of
+from fedlens.runs.records import Record, settings
 from fedlens.runs.result import Result
 from fedlens.runs.run import reopen, start
-from fedlens.runs.summary import Record
-from fedlens.runs.watching import Watch, all_of
 from fedlens.setup import Setup
 from fedlens.setup.algorithm import check_schedules, make_algorithm
 from fedlens.setup.data import ClientTests, load_dataset

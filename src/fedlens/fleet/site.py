@@ -31,8 +31,8 @@ from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.cohorts import DRAW
 from fedlens.rounds.work import Shared, exact_model, work_alone
-from fedlens.runs.checkpoint import from_bytes, to_bytes
-from fedlens.runs.settings import torch_settings
+from fedlens.runs.folder import from_bytes, to_bytes
+from fedlens.runs.loop import torch_settings
 from fedlens.setup.algorithm import make_algorithm
 from fedlens.setup.data import divided, split_seed
 from fedlens.setup.devices import own_threads

@@ -19,7 +19,7 @@ from fedlens.config.options import check, refuse_unknown, types_of
 from fedlens.config.sections import demand
 from fedlens.core.federation import Dataset, Examples
 from fedlens.data.partitions import natural_column
-from fedlens.runs.beforehand import epochs_without_effect
+from fedlens.runs.run import epochs_without_effect
 from fedlens.setup.algorithm import make_algorithm
 from fedlens.setup.network import normalisation
 from fedlens.storage.reading import printable, shortened

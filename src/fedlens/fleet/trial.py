@@ -21,9 +21,8 @@ from fedlens.fleet.site import Site
 from fedlens.fleet.site_data import write_site
 from fedlens.fleet.terms import Terms, of_sites
 from fedlens.runs.folder import RunFolder
-from fedlens.runs.progress import decoding
+from fedlens.runs.progress import Watch, decoding
 from fedlens.runs.run import run
-from fedlens.runs.watching import Watch
 from fedlens.setup import partition
 from fedlens.setup.data import load_dataset
 from fedlens.storage.files import write_atomically

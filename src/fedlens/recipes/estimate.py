@@ -33,8 +33,8 @@ from fedlens.runs.folder import Checkpoint
 from fedlens.runs.loop import ActiveRun, run_to_end
 from fedlens.runs.manifest import machine
 from fedlens.runs.points import Point, drawn_plan, into_stacks, num_evaluations
+from fedlens.runs.records import Record
 from fedlens.runs.spread import SpreadPoints
-from fedlens.runs.summary import Record
 from fedlens.runs.sweep import prepare
 from fedlens.setup import Setup
 from fedlens.setup.algorithm import make_algorithm

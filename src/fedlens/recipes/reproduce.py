@@ -21,11 +21,9 @@ from fedlens.report.drawing import Draw, save_all
 from fedlens.report.page import render_page
 from fedlens.runs.folder import new_folder
 from fedlens.runs.manifest import is_run_of, text_of
-from fedlens.runs.progress import decoding
-from fedlens.runs.records import read
-from fedlens.runs.summary import Record
+from fedlens.runs.progress import Watch, Watching, decoding, tell
+from fedlens.runs.records import Record, read
 from fedlens.runs.sweep import prepare
-from fedlens.runs.watching import Watch, Watching, tell
 from fedlens.storage.locks import LOCK, FolderLock, one_writer, remove_dead_lock
 from fedlens.storage.run_files import (
     MODEL,

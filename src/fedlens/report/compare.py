@@ -38,8 +38,7 @@ from fedlens.report.pairs import (
     unequal_rounds,
 )
 from fedlens.report.runs import caution_block, caution_words, common_folder, details
-from fedlens.runs.budgets import rounds_to
-from fedlens.runs.records import Curve, is_number, number, primary_part, read_all
+from fedlens.runs.records import Curve, is_number, number, primary_part, read_all, rounds_to
 from fedlens.storage.run_files import Folders, runs_in
 
 MOST_TASKS = 2  # with more tasks than this, each has its accuracy curves alone

@@ -25,7 +25,7 @@ from fedlens.data.partitions import PARTITIONS
 from fedlens.report.draw import GRID, INK, SOFT, print_style, write
 from fedlens.report.holdings import MANY, UNLIKE, by_main_class
 from fedlens.report.texts import any_script, find_letters
-from fedlens.runs.budgets import round_numbers
+from fedlens.runs.records import round_numbers
 from fedlens.storage.files import write_atomically
 
 Array = np.ndarray[Any, Any]

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from unicodedata import combining, east_asian_width
 
 from fedlens.report.numbers import NONE, format_number
-from fedlens.runs.budgets import rounds_to
-from fedlens.runs.records import Run, primary_part, recorded_as
+from fedlens.runs.records import Run, primary_part, recorded_as, rounds_to
 from fedlens.storage.reading import printable
 
 Column = Callable[[Run, str], str]

@@ -36,11 +36,10 @@ from fedlens.evaluation.evaluate import (
 )
 from fedlens.rounds import RoundInput, State, begin, run_rounds
 from fedlens.rounds.client import ClientProgram
-from fedlens.runs.loop import train
-from fedlens.runs.settings import torch_settings
-from fedlens.runs.summary import Record
+from fedlens.runs.loop import torch_settings, train
+from fedlens.runs.progress import Watch, tell
+from fedlens.runs.records import Record
 from fedlens.runs.twin import key_of, plain_training, shares
-from fedlens.runs.watching import Watch, tell
 from fedlens.setup import Setup, build
 from fedlens.storage.files import write_atomically
 from fedlens.storage.run_files import to_json

@@ -30,7 +30,7 @@ from fedlens.network.ops import normalise
 from fedlens.rounds import RoundInput, begin, run_rounds
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.work import Part, Shared, Work
-from fedlens.runs.settings import torch_settings
+from fedlens.runs.loop import torch_settings
 from fedlens.runs.summary import peak_memory
 from fedlens.setup import Setup, build
 

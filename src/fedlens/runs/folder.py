@@ -1,4 +1,11 @@
-"""Writing a run folder: files atomically, rounds.jsonl by line, one process at a time."""
+"""Writing a run folder: files atomically, rounds.jsonl by line, one process at a time.
+
+A checkpoint is a state as files: its tensors as safetensors, its structure as JSON. That does not
+depend on the fields of `State`: a state is any nesting of dicts and dataclasses with tensors and
+plain numbers. In the JSON description, a dict or dataclass is an object with its names in order; a
+dict by client is a list of the clients and the description of their values, stacked into one tensor
+for all clients; a tensor is its name in the safetensors file.
+"""
 
 from __future__ import annotations
 
@@ -9,37 +16,78 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast, get_type_hints
 
 import torch
+from torch import Tensor
 
 from fedlens.core import Tree
-from fedlens.core.trees import moved
+from fedlens.core.trees import map_tensors, moved, stack, tensors_in, unstack
 from fedlens.rounds import State
-from fedlens.runs.checkpoint import describe, from_bytes, restore, to_bytes
+from fedlens.storage import run_files
 from fedlens.storage.files import remove_leftovers, write_atomically
 from fedlens.storage.locks import LOCK, FolderLock, not_writable
 from fedlens.storage.reading import BadFile, demand_fields, reading
-from fedlens.storage.run_files import (
-    BEST,
-    CHECKPOINT,
-    MODEL,
-    RERUN,
-    ROUNDS,
-    SUMMARY,
-    checksum,
-    damaged,
-    is_run,
-    parse_records,
-    read_state_index,
-    saved_rounds,
-    state_files,
-    strangers,
-    to_json,
-    whole_summary,
-)
+
+
+def describe(value: Any, tensors: Tree, path: str = "") -> Any:
+    """The JSON description of `value`; its tensors are added to `tensors`, by path."""
+    if isinstance(value, Tensor):
+        assert path not in tensors, f"two tensors of a state are called {path}"
+        tensors[path] = value
+        return path
+    if isinstance(value, Mapping) and value and all(isinstance(key, int) for key in value):
+        rows = list(value.values())
+        if len({t.device for t in tensors_in(rows)}) > 1:  # some clients' memory is on the host
+            rows = map_tensors(rows, Tensor.cpu)
+        return [list(value), describe(stack(rows), tensors, path)]
+    if is_dataclass(value):
+        value = {f.name: getattr(value, f.name) for f in fields(value)}
+    if isinstance(value, Mapping):
+        prefix = f"{path}/" if path else ""
+        return {name: describe(part, tensors, f"{prefix}{name}") for name, part in value.items()}
+    assert value is None or isinstance(value, (int, float)), f"{path} of a state is {value!r}"
+    return value
+
+
+def restore(kind: Any, described: Any, tensors: Tree) -> Any:
+    """The described object of type `kind`, with separate memory for the tensors of each client."""
+    if isinstance(described, str):
+        return tensors[described]
+    if isinstance(described, list):
+        clients, joint = described
+        rows = unstack(restore(None, joint, tensors), len(clients))
+        own = [map_tensors(row, torch.clone) for row in rows]
+        return dict(zip(clients, own, strict=True))
+    if isinstance(described, dict):
+        hints = get_type_hints(kind) if is_dataclass(kind) else {}
+        parts = {n: restore(hints.get(n), part, tensors) for n, part in described.items()}
+        return cast(Any, kind)(**parts) if is_dataclass(kind) else parts
+    return described
+
+
+def to_bytes(tensors: Tree) -> bytes:
+    """The tensors as a safetensors file, in which no two tensors may share memory."""
+    from safetensors.torch import save
+
+    own: Tree = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        memory = tensor.untyped_storage().data_ptr()
+        own[name] = tensor.clone() if memory in seen else tensor
+        seen.add(memory)
+    content: bytes = save(own)
+    return content
+
+
+def from_bytes(content: bytes, device: torch.device) -> Tree:
+    from safetensors.torch import load
+
+    return {name: tensor.to(device) for name, tensor in load(content).items()}
+
 
 KEPT = 2  # checkpoints: the older one is used if the newest is damaged
 
@@ -83,13 +131,13 @@ class Records:
         return Mark(self._count, self._size, self._digest.hexdigest())
 
     def append(self, record: Mapping[str, Any]) -> None:
-        line = f"{to_json(record)}\n".encode()
-        self.folder.make(Change("append", ROUNDS, line, self._size))
+        line = f"{run_files.to_json(record)}\n".encode()
+        self.folder.make(Change("append", run_files.ROUNDS, line, self._size))
         self._digest.update(line)
         self._count, self._size = self._count + 1, self._size + len(line)
 
     def sync(self) -> None:
-        self.folder.make(Change("sync", ROUNDS))
+        self.folder.make(Change("sync", run_files.ROUNDS))
 
 
 class Checkpoint(NamedTuple):
@@ -126,12 +174,13 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path, on_change: OnChange | None = None) -> RunFolder:
         """Open the folder of a run to resume it, and remove half-written files."""
-        if (path / CHECKPOINT).is_symlink():  # old states would be removed from its target
+        states = path / run_files.CHECKPOINT
+        if states.is_symlink():  # old states would be removed from its target
             raise ValueError(
-                f"{path / CHECKPOINT} is a link to another folder: put a copy of that in its place"
+                f"{states} is a link to another folder: put a copy of that in its place"
             )
         lock = FolderLock(path)
-        for folder in (path, path / CHECKPOINT, path / "figures"):
+        for folder in (path, states, path / "figures"):
             if not folder.is_symlink() or folder == path:
                 remove_leftovers(folder)
         return cls(path, lock, on_change)
@@ -176,33 +225,38 @@ class RunFolder:
 
     def summary(self, num_rounds: int) -> dict[str, Any]:
         """The summary if it covers this many rounds, else {}: a killed run's covers fewer."""
-        summary = whole_summary(self.path)
+        summary = run_files.whole_summary(self.path)
         if summary.get("rounds") != num_rounds:
             return {}
-        demand_fields(summary, {"seconds": dict}, self.path / SUMMARY, RERUN)
-        demand_fields(summary["seconds"], {"total": (int, float)}, self.path / SUMMARY, RERUN)
+        demand_fields(summary, {"seconds": dict}, self.path / run_files.SUMMARY, run_files.RERUN)
+        demand_fields(
+            summary["seconds"],
+            {"total": (int, float)},
+            self.path / run_files.SUMMARY,
+            run_files.RERUN,
+        )
         return summary
 
     def keep_records(self, content: bytes) -> None:
         """Cut the records to `content`: later rounds are run again."""
         # Written anew, not truncated in place: the file may be a hard link to a finished run's.
-        self._write(self.path / ROUNDS, content)
+        self._write(self.path / run_files.ROUNDS, content)
 
-    def load_model(self, name: str = MODEL) -> Tree:
+    def load_model(self, name: str = run_files.MODEL) -> Tree:
         """The tensors of a model, if their checksum is that of the summary or none is known."""
-        path, known = self.path / name, whole_summary(self.path).get("sha256")
-        with reading(path, RERUN):
+        path, known = self.path / name, run_files.whole_summary(self.path).get("sha256")
+        with reading(path, run_files.RERUN):
             content = path.read_bytes()
             if isinstance(known, dict) and known.get(name, _sha256(content)) != _sha256(content):
-                raise damaged(path, "its checksum is wrong")
+                raise run_files.damaged(path, "its checksum is wrong")
             return from_bytes(content, torch.device("cpu"))
 
     def load_best(self) -> Tree | None:
-        return self.load_model(BEST) if (self.path / BEST).is_file() else None
+        return self.load_model(run_files.BEST) if (self.path / run_files.BEST).is_file() else None
 
     def save_model(self, model: Tree, best: Tree | None) -> dict[str, str]:
         """Write the model and the best one, if it is kept; return their checksums by file."""
-        models = {MODEL: model} | ({} if best is None else {BEST: best})
+        models = {run_files.MODEL: model} | ({} if best is None else {run_files.BEST: best})
         contents = {name: to_bytes(tensors) for name, tensors in models.items()}
         for name, content in contents.items():
             self._write(self.path / name, content)
@@ -215,8 +269,8 @@ class RunFolder:
 
         The records that it depends on must already be on disk.
         """
-        (self.path / CHECKPOINT).mkdir(exist_ok=True)
-        tensors_file, index_file = state_files(self.path, state.round)
+        (self.path / run_files.CHECKPOINT).mkdir(exist_ok=True)
+        tensors_file, index_file = run_files.state_files(self.path, state.round)
         tensors: Tree = {}
         described = describe(state, tensors)
         described_best = None if best is None else describe(best, tensors, "best")
@@ -230,10 +284,10 @@ class RunFolder:
             "state": described,
             "best": described_best,
         }
-        plain = json.loads(to_json(index))
-        signed = {"sha256": checksum(plain), "index": plain}
-        self._write(index_file, to_json(signed).encode())
-        self._remove_states(saved_rounds(self.path)[KEPT:])
+        plain = json.loads(run_files.to_json(index))
+        signed = {"sha256": run_files.checksum(plain), "index": plain}
+        self._write(index_file, run_files.to_json(signed).encode())
+        self._remove_states(run_files.saved_rounds(self.path)[KEPT:])
 
     def load_checkpoint(self, device: torch.device) -> Checkpoint | None:
         """The newest valid checkpoint with its records; None if there never was one.
@@ -243,8 +297,8 @@ class RunFolder:
         """
         wrong: list[BadFile] = []
         passed_over: dict[int, str] = {}
-        for round in saved_rounds(self.path):
-            _, index_file = state_files(self.path, round)
+        for round in run_files.saved_rounds(self.path):
+            _, index_file = run_files.state_files(self.path, round)
             if not index_file.exists():  # the run was killed while writing it
                 passed_over[round] = f"{index_file} is missing"
                 continue
@@ -263,14 +317,14 @@ class RunFolder:
         return None
 
     def _loaded(self, round: int, device: torch.device) -> Checkpoint:
-        index = read_state_index(self.path, round)
-        path, _ = state_files(self.path, round)
+        index = run_files.read_state_index(self.path, round)
+        path, _ = run_files.state_files(self.path, round)
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise damaged(path, error.strerror) from error
+            raise run_files.damaged(path, error.strerror) from error
         if _sha256(content) != index["sha256"]:
-            raise damaged(path, "its checksum is wrong")
+            raise run_files.damaged(path, "its checksum is wrong")
         try:
             tensors = from_bytes(content, torch.device("cpu"))
             state = moved(restore(State, index["state"], tensors), device)  # but clients' memory
@@ -278,29 +332,31 @@ class RunFolder:
             best = moved(best, device)
             mark = Mark(**index["records"])
         except (LookupError, TypeError) as error:
-            raise damaged(path, "it is of another version of Fedlens") from error
+            raise run_files.damaged(path, "it is of another version of Fedlens") from error
         recorded = self._recorded(mark)
-        return Checkpoint(state, parse_records(self.path / ROUNDS, recorded), recorded, best)
+        return Checkpoint(
+            state, run_files.parse_records(self.path / run_files.ROUNDS, recorded), recorded, best
+        )
 
     def _recorded(self, mark: Mark) -> bytes:
         """The records that a checkpoint depends on; raises if they have changed."""
-        path = self.path / ROUNDS
+        path = self.path / run_files.ROUNDS
         content = path.read_bytes() if path.is_file() else b""
         content = content[: mark.num_bytes]
         have, needed = content.count(b"\n"), mark.num_records
         if have < needed:
-            raise damaged(path, f"it has {have} of the {needed} records of a checkpoint")
+            raise run_files.damaged(path, f"it has {have} of the {needed} records of a checkpoint")
         if _sha256(content) != mark.sha256:
-            raise damaged(path, "its checksum is wrong")
+            raise run_files.damaged(path, "its checksum is wrong")
         return content
 
     def remove_states(self) -> None:
         """Remove every checkpoint: a run that is over needs none."""
-        self._remove_states(saved_rounds(self.path))
+        self._remove_states(run_files.saved_rounds(self.path))
 
     def _remove_states(self, rounds: list[int]) -> None:
         for round in rounds:
-            for path in reversed(state_files(self.path, round)):
+            for path in reversed(run_files.state_files(self.path, round)):
                 self._remove(path)
 
 
@@ -355,12 +411,12 @@ def check_free(
             raise ValueError(f"{path} cannot be written (Not a directory): choose another")
         return
     is_empty = path.is_dir() and not any(path.iterdir())
-    if not (is_run(path) or is_empty):
+    if not (run_files.is_run(path) or is_empty):
         refused = "is not a run, so it is not overwritten" if overwrite else "exists and is no run"
         raise ValueError(f"{path} {refused}: choose another")
     if not overwrite and not is_empty:
         raise ValueError(f"{path} exists: {remedy}")
-    if others := strangers(path):
+    if others := run_files.strangers(path):
         named = ", ".join([*others[:3], *["..."] * (len(others) > 3)])
         raise ValueError(f"{path} has files that no run wrote ({named}): move them elsewhere first")
     if path.name in ("", ".."):  # the new folder is made beside it
@@ -372,4 +428,4 @@ def _sha256(content: bytes) -> str:
 
 
 def readable_json(content: Mapping[str, Any]) -> str:
-    return to_json(content, indent=2) + "\n"
+    return run_files.to_json(content, indent=2) + "\n"

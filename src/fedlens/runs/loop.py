@@ -1,7 +1,8 @@
 """Runs in progress, and the loop over their rounds, which trains them to their end.
 
 A run has its state and its records. It writes a record after each round, and checkpoints now and
-then; after the last round also the model, its details and the summary.
+then; after the last round also the model, its details and the summary. `Stopping` ends it early by
+its records, and says which model was the best.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ import errno
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
+from fedlens.config.experiment import Experiment
 from fedlens.config.names import BY_CLIENT
 from fedlens.core import Tree
 from fedlens.core.trees import HostCopy
 from fedlens.engines import Engine
+from fedlens.engines.trainer import TorchSettings
 from fedlens.evaluation.evaluate import ByClient, Details, Evaluation, Twin
 from fedlens.evaluation.measures import OF_MODEL, PARTS, measure_name
 from fedlens.privacy.ledger import LimitReached
@@ -29,13 +33,11 @@ from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.cohorts import BelowQuorum
 from fedlens.rounds.work import Work
 from fedlens.runs.folder import Checkpoint, Mark, Records, RunFolder
-from fedlens.runs.records import is_number
+from fedlens.runs.progress import Watch, tell
+from fedlens.runs.records import Record, is_number
 from fedlens.runs.result import Result, by_name
-from fedlens.runs.settings import torch_settings
 from fedlens.runs.spending import Spending
-from fedlens.runs.stopping import Stopping
 from fedlens.runs.summary import (
-    Record,
     final,
     gains,
     personal_measures,
@@ -44,18 +46,8 @@ from fedlens.runs.summary import (
     summary,
     who_failed,
 )
-from fedlens.runs.watching import Watch, tell
 from fedlens.setup import Setup
-from fedlens.storage.run_files import (
-    CLIENTS,
-    EVALUATION,
-    LARGEST_LOSS,
-    OVER,
-    SUMMARY,
-    RunFailed,
-    Unwritable,
-    to_json,
-)
+from fedlens.storage import run_files
 
 CHECKPOINT_SECONDS = 10.0  # minimum between two checkpoints: a crash repeats the rounds since
 DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)  # how a file system refuses to be written to
@@ -112,9 +104,11 @@ def run_to_end(runs: Sequence[ActiveRun], keep_states: bool = True) -> list[Resu
             run.stop(error)
         if isinstance(error, OSError) and error.errno in DENIED and any(r.folder for r in runs):
             # Files were written before, so the command was not a mistake.
-            raise Unwritable(f"{error.filename}: {error.strerror}") from error
+            raise run_files.Unwritable(f"{error.filename}: {error.strerror}") from error
         if isinstance(error, ValueError) and any(run.folder for run in runs):
-            raise RunFailed(str(error)) from error  # an error that no check could find before
+            raise run_files.RunFailed(
+                str(error)
+            ) from error  # an error that no check could find before
         raise
     finally:
         setup.engine.on_step = None  # it refers to a run
@@ -173,7 +167,7 @@ class ActiveRun:
         self.stopping = Stopping(setup.experiment)
         # The time of an interrupted run is ignored here: if stop.seconds has passed, the run stops
         # after its next round, which is then evaluated.
-        seconds = self.earlier_seconds if earlier.get("status") in OVER else 0.0
+        seconds = self.earlier_seconds if earlier.get("status") in run_files.OVER else 0.0
         for record in self.records:
             self.stopping.spend(record, seconds)
             self.stopping.judge(record)
@@ -322,7 +316,7 @@ class ActiveRun:
         names = self.setup.federation.described().names
         self.client_accuracy = by_name(details.plain().get(BY_CLIENT), names)
         if self.folder is not None:
-            self.folder.write(EVALUATION, to_json(details.plain()) + "\n")
+            self.folder.write(run_files.EVALUATION, run_files.to_json(details.plain()) + "\n")
 
     def _look_closer(self) -> None:
         """Compute what the final model alone gets: intervals, and a comparison by client."""
@@ -340,7 +334,7 @@ class ActiveRun:
                 self.closer["final"] = final(self.records) | personal_measures(found)
             if self.folder is not None:
                 known = {k: v.tolist() for k, v in found._asdict().items() if v is not None}
-                self.folder.write(CLIENTS, to_json(known) + "\n")
+                self.folder.write(run_files.CLIENTS, run_files.to_json(known) + "\n")
 
     def end_early(self, error: BelowQuorum) -> None:
         """Stop the run because too few clients reported, as the experiment demands."""
@@ -377,7 +371,7 @@ class ActiveRun:
 
     def announce(self) -> None:
         """Write the status "running", unless the run has ended and its summary says so."""
-        if not self.is_over or self.earlier_summary.get("status") not in OVER:
+        if not self.is_over or self.earlier_summary.get("status") not in run_files.OVER:
             self.write_summary("running")
 
     def write_summary(self, status: str) -> None:
@@ -390,7 +384,7 @@ class ActiveRun:
             self.summary |= {"privacy": self.spending.summary()} if self.spending else {}
             self.summary |= self.closer
         if self.folder is not None:
-            self.folder.write_json(SUMMARY, self.summary)
+            self.folder.write_json(run_files.SUMMARY, self.summary)
 
     @property
     def model(self) -> Tree:
@@ -410,7 +404,11 @@ def unsound_losses(records: list[Record]) -> list[str]:
     """The losses of the last evaluation that are not finite, or at least `LARGEST_LOSS`."""
     last = next((one for one in reversed(records) if OF_MODEL.keys() & one.keys()), {})
     losses = {name: last.get(name, 0.0) for name in (measure_name(p, "loss") for p in PARTS)}
-    return [name for name, loss in losses.items() if not is_number(loss) or loss >= LARGEST_LOSS]
+    return [
+        name
+        for name, loss in losses.items()
+        if not is_number(loss) or loss >= run_files.LARGEST_LOSS
+    ]
 
 
 def _has_diverged(records: list[Record]) -> bool:
@@ -523,3 +521,83 @@ class StartedRound:
                 del record["train_loss"]
             if run.status == "running":
                 run.record_round(state, record, is_finite, evaluation)
+
+
+CHOSEN_BY = measure_name("validation", "accuracy")
+"""The measure that selects the best model: never on test examples, which are for testing it."""
+
+
+@dataclass
+class Stopping:
+    """Applies an experiment's stopping rules to records; the first that holds gives `reason`."""
+
+    experiment: Experiment
+    reason: str = ""  # for stopping, once a rule holds
+    best: float | None = None
+    best_round: int = 0
+    num_since: int = 0  # evaluations since the best
+    num_bytes: int = 0
+
+    def spend(self, record: Mapping[str, Any], seconds: float) -> None:
+        """Add the cost of a round; `seconds` is the time of the whole run so far."""
+        stop = self.experiment.stop
+        self.num_bytes += record["bytes_up"] + record["bytes_down"]
+        if stop is None or self.reason:
+            return
+        spent = {
+            "batches": (record["batches_total"], stop.batches),
+            "bytes": (self.num_bytes, stop.bytes),
+            "seconds": (seconds, stop.seconds),
+        }
+        for what, (amount, most) in spent.items():
+            if most is not None and amount >= most:
+                self.reason = f"stop.{what}: {_short(amount)} of {_short(most)} {what} are spent"
+                return
+
+    def judge(self, record: Mapping[str, Any]) -> bool:
+        """Add a record's evaluation, if it has one; return whether its model is the best so far."""
+        stop, accuracy = self.experiment.stop, record.get(CHOSEN_BY)
+        is_best = is_number(accuracy) and (self.best is None or accuracy > self.best)
+        if is_best:
+            self.best, self.best_round, self.num_since = accuracy, record["round"], 0
+        elif CHOSEN_BY in record:
+            self.num_since += 1
+        if stop is None or self.reason:
+            return is_best
+        part = "validation" if CHOSEN_BY in record else "test"
+        reached = record.get(measure_name(part, "accuracy"))
+        if stop.accuracy is not None and is_number(reached) and reached >= stop.accuracy:
+            self.reason = f"stop.accuracy: the {part} accuracy is {reached:.4g}"
+        elif stop.patience is not None and self.num_since >= stop.patience:
+            count = "1 evaluation" if self.num_since == 1 else f"{self.num_since} evaluations"
+            self.reason = (
+                f"stop.patience: the validation accuracy was best in round {self.best_round}, "
+                f"{count} ago"
+            )
+        return is_best
+
+
+def _short(amount: float) -> str:
+    return f"{amount:,.0f}" if amount >= 10 else f"{amount:.2g}"
+
+
+@contextlib.contextmanager
+def torch_settings(
+    experiment: Experiment, device: torch.device, num_threads: int = 1
+) -> Iterator[None]:
+    """Set precision, threads and determinism for an experiment, and restore them afterwards."""
+    before, threads = TorchSettings.here(), torch.get_num_threads()
+    now = before._replace(
+        matmul="high" if experiment.precision == "tf32" else "highest",
+        tf32=experiment.precision == "tf32",
+    )
+    if experiment.deterministic:
+        now = now._replace(deterministic=True, workspace=before.workspace or ":4096:8")
+    try:
+        # Beside a GPU, the CPU has only small operations: waking threads costs more than the work.
+        torch.set_num_threads(1 if device.type == "cuda" else num_threads)
+        now.apply()
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        before.apply()

@@ -29,9 +29,9 @@ from fedlens.rounds import begin
 from fedlens.runs.folder import OnChange, RunFolder
 from fedlens.runs.loop import ActiveRun, run_to_end
 from fedlens.runs.manifest import check_settings
+from fedlens.runs.progress import Watch
 from fedlens.runs.result import Result
 from fedlens.runs.run import reopen, start
-from fedlens.runs.watching import Watch
 from fedlens.setup import Setup, build
 from fedlens.setup.network import Networks
 from fedlens.storage.run_files import last_saved, read_manifest

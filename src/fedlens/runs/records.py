@@ -1,12 +1,18 @@
-"""A run read from its folder, and the numbers that reports need of it."""
+"""A run read from its folder, and the numbers that reports need of it.
+
+How good it is at a budget of batches counts those of the client with the most in each round, summed
+over rounds: clients train in parallel, so that client determines how long a round lasts (Hsu et al.
+2020).
+"""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -14,16 +20,12 @@ from fedlens.evaluation import measures
 from fedlens.evaluation.measures import PARTS, measure_name
 from fedlens.storage import run_files
 from fedlens.storage.reading import printable
-from fedlens.storage.run_files import (
-    CLIENTS,
-    EVALUATION,
-    EXPERIMENT,
-    MANIFEST,
-    OVER,
-    PARTITION,
-    ROUNDS,
-    read_json,
-)
+
+Record = dict[str, Any]
+"""One line of rounds.jsonl: what a round did and, if evaluated, the measures of the model."""
+
+Records = Sequence[Mapping[str, Any]]
+"""The records of a run in order, one per round, as in `Result.records` and rounds.jsonl."""
 
 PART_NAMES = {"test": "test", "validation": "validation", "train": "training"}
 """The parts of the data, by their names in texts."""
@@ -112,10 +114,10 @@ def spent(summary: Mapping[str, Any]) -> float | None:
 def read(folder: Path) -> Run:
     """Read the run in `folder`."""
     folder = Path(folder)
-    run_files.check_run(folder, [EXPERIMENT, MANIFEST, ROUNDS])
+    run_files.check_run(folder, [run_files.EXPERIMENT, run_files.MANIFEST, run_files.ROUNDS])
     experiment, rounds = run_files.read_experiment(folder), run_files.read_records(folder)
     summary = summary_of(folder, len(rounds))
-    is_last = summary["status"] in OVER or experiment.get("rounds") == len(rounds)
+    is_last = summary["status"] in run_files.OVER or experiment.get("rounds") == len(rounds)
     return Run(
         name=printable(folder.resolve().name),
         folder=folder,
@@ -124,7 +126,7 @@ def read(folder: Path) -> Run:
         manifest=run_files.read_manifest(folder),
         rounds=rounds,
         summary=summary,
-        partition=read_json(folder / PARTITION),
+        partition=run_files.read_json(folder / run_files.PARTITION),
         evaluation=_final(folder) if is_last else {},
     )
 
@@ -140,7 +142,9 @@ def summary_of(folder: Path, num_rounds: int) -> dict[str, Any]:
 
 def _final(folder: Path) -> dict[str, Any]:
     """The details of the final model, valid only if the run did not continue since."""
-    return (read_json(folder / EVALUATION) or {}) | (read_json(folder / CLIENTS) or {})
+    return (run_files.read_json(folder / run_files.EVALUATION) or {}) | (
+        run_files.read_json(folder / run_files.CLIENTS) or {}
+    )
 
 
 def read_all(folders: Sequence[Path]) -> list[Run]:
@@ -224,3 +228,69 @@ def settings(experiment: Mapping[str, Any]) -> dict[str, Any]:
 def _table(holder: Mapping[str, Any], key: str) -> dict[str, Any]:
     inner = holder.get(key)
     return inner if isinstance(inner, dict) else {}
+
+
+def rounds_to(records: Records, target: float, key: str = "test_accuracy") -> int | None:
+    """The first round in which a measure was at least `target`, or None if there is none."""
+    reached = (r["round"] for r in records if is_number(r.get(key)) and r[key] >= target)
+    return next(reached, None)
+
+
+def clock_at(records: Records, target: float, key: str = "test_accuracy") -> float | None:
+    """The time on the virtual clock when a measure first was at least `target`, or None."""
+    reached = (r["clock"] for r in records if is_number(r.get(key)) and r[key] >= target)
+    return next(reached, None)
+
+
+def at_rounds(
+    records: Records, budgets: Iterable[int], key: str = "test_accuracy"
+) -> dict[int, float | None]:
+    """By budget: the last value of the measure within this many rounds.
+
+    It is None if the run was not evaluated by then, or has fewer rounds.
+    """
+    return _at(records, [record["round"] for record in records], budgets, key)
+
+
+def at_batches(
+    records: Records, budgets: Iterable[int], key: str = "test_accuracy"
+) -> dict[int, float | None]:
+    """By budget: the last value of the measure within this many batches.
+
+    It is None if the run was not evaluated by then, or has fewer batches.
+    """
+    return _at(records, list(accumulate(r["batches"] for r in records)), budgets, key)
+
+
+def at_round_numbers(records: Records, key: str = "test_accuracy") -> dict[str, dict[str, float]]:
+    """The measure at 1, 2, 5, 10, 20, 50, ... rounds and batches, for a summary.
+
+    Budgets that the run did not spend, or that end before its first evaluation, are left out.
+    """
+    rounds = at_rounds(records, round_numbers(len(records)), key)
+    batches = at_batches(records, round_numbers(sum(r["batches"] for r in records)), key)
+    return {
+        name: {str(budget): value for budget, value in found.items() if value is not None}
+        for name, found in (("at_rounds", rounds), ("at_batches", batches))
+    }
+
+
+def round_numbers(most: int) -> Iterator[int]:
+    """1, 2, 5, 10, 20, 50, ... up to `most`."""
+    for power in range(len(str(most))):
+        yield from (n * 10**power for n in (1, 2, 5) if n * 10**power <= most)
+
+
+def _at(
+    records: Records, spent: Sequence[int], budgets: Iterable[int], key: str
+) -> dict[int, float | None]:
+    found: dict[int, float | None] = {}
+    for budget in budgets:
+        within = [
+            record[key]
+            for record, cost in zip(records, spent, strict=True)
+            if cost <= budget and is_number(record.get(key))
+        ]
+        got_so_far = bool(spent) and spent[-1] >= budget
+        found[budget] = within[-1] if within and got_so_far else None
+    return found

@@ -12,20 +12,9 @@ from typing import TYPE_CHECKING, Any
 from fedlens.core import Tree
 from fedlens.evaluation.measures import OF_OWN_MODELS, PARTS, measure_name
 from fedlens.runs.folder import RunFolder
-from fedlens.runs.records import is_number, summary_of
-from fedlens.runs.summary import Record, final
-from fedlens.storage.run_files import (
-    EVALUATION,
-    EXPERIMENT,
-    MANIFEST,
-    MODEL,
-    OVER,
-    PARTITION,
-    ROUNDS,
-    check_run,
-    read_json,
-    read_records,
-)
+from fedlens.runs.records import Record, is_number, summary_of
+from fedlens.runs.summary import final
+from fedlens.storage import run_files
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,14 +48,14 @@ class Result:
         A run that is not over has its rounds so far, and no model.
         """
         run = RunFolder(Path(folder))
-        check_run(run.path, [EXPERIMENT, MANIFEST, ROUNDS])
-        records = read_records(run.path)
+        run_files.check_run(run.path, [run_files.EXPERIMENT, run_files.MANIFEST, run_files.ROUNDS])
+        records = run_files.read_records(run.path)
         summary = summary_of(run.path, len(records))
         # A run that was over and was resumed still has the model of its earlier end.
-        saved = summary["status"] in OVER and (run.path / MODEL).is_file()
+        saved = summary["status"] in run_files.OVER and (run.path / run_files.MODEL).is_file()
         model, best = (run.load_model(), run.load_best()) if saved else ({}, None)
-        found = (read_json(run.path / EVALUATION) or {}) if saved else {}
-        names = (read_json(run.path / PARTITION) or {}).get("client_names")
+        found = (run_files.read_json(run.path / run_files.EVALUATION) or {}) if saved else {}
+        names = (run_files.read_json(run.path / run_files.PARTITION) or {}).get("client_names")
         clients = by_name(found.get("client_accuracy"), names)
         return cls(summary["status"], records, summary, model, run.path, best, clients)
 

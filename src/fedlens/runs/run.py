@@ -1,23 +1,30 @@
-"""`run` and `resume`: an experiment from its description to its result."""
+"""`run` and `resume`: an experiment from its description to its result.
+
+Before it begins, a line warns of what is not tested, has no effect, or is done twice.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from fedlens.algorithm import same
 from fedlens.config.consent import approve
 from fedlens.config.experiment import Experiment, expect_experiment
 from fedlens.config.names import EngineName, own_names
 from fedlens.data import statistics
+from fedlens.data.partitions import natural_column
 from fedlens.evaluation.evaluate import Twin
 from fedlens.evaluation.metrics import chosen, try_out
 from fedlens.rounds import State, begin
 from fedlens.runs.alone import by_client, check_clients_are_tested
-from fedlens.runs.beforehand import say_beforehand
 from fedlens.runs.folder import Checkpoint, RunFolder, check_free, readable_json
 from fedlens.runs.loop import ActiveRun, run_to_end
 from fedlens.runs.manifest import (
@@ -28,23 +35,13 @@ from fedlens.runs.manifest import (
     manifest,
     with_its_threads,
 )
-from fedlens.runs.progress import decoding, in_rounds, shown
+from fedlens.runs.progress import Watch, all_of, decoding, expect_watch, in_rounds, shown
 from fedlens.runs.result import Result
 from fedlens.runs.spending import Spending
 from fedlens.runs.twin import trained
-from fedlens.runs.watching import Watch, all_of, expect_watch
 from fedlens.setup import Setup, build
-from fedlens.storage.run_files import (
-    EXPERIMENT,
-    MANIFEST,
-    OVER,
-    PARTITION,
-    ROUNDS,
-    check_run,
-    last_saved,
-    read_manifest,
-    read_status,
-)
+from fedlens.setup.algorithm import make_algorithm
+from fedlens.storage import run_files
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +59,7 @@ def run(
 
     `data` is the folder where named data sets are searched first. `watch` is called with each
     record and, before the first, with the number of images decoded and with each pass of the
-    centralised twin, if one is trained (see `watching.ASIDE`). `progress` shows progress; by
+    centralised twin, if one is trained (see `progress.ASIDE`). `progress` shows progress; by
     default in a terminal and in a notebook.
     """
     expect_experiment(experiment, "run")
@@ -99,15 +96,15 @@ def resume(
     in `run`, and `trust_code` is as in `Experiment.read`.
     """
     expect_watch(watch, "resume")
-    check_run(Path(path), [EXPERIMENT, MANIFEST])
+    run_files.check_run(Path(path), [run_files.EXPERIMENT, run_files.MANIFEST])
     folder = RunFolder.open(Path(path))
     try:
-        before = read_manifest(folder.path)
-        file = folder.path / EXPERIMENT
+        before = run_files.read_manifest(folder.path)
+        file = folder.path / run_files.EXPERIMENT
         described = experiment or Experiment.read(file, trust_code=trust_code)
         described = described if rounds is None else replace(described, rounds=rounds)
         check_settings(folder.path, described, before)
-        done = last_saved(folder.path) or 0
+        done = run_files.last_saved(folder.path) or 0
         check_there(folder.path, described)
         begun = as_begun(described, before)
         begun = replace(begun, engine=_going_on(begun.engine, engine))
@@ -116,7 +113,7 @@ def resume(
             source = Path(data) if data is not None else None
             active = reopen(folder, build(begun, source, watch=decoding(both)), both)
             if described.rounds != before.get("settings", {}).get("rounds", described.rounds):
-                folder.write(EXPERIMENT, described.toml())
+                folder.write(run_files.EXPERIMENT, described.toml())
             (result,) = run_to_end([active])
     finally:
         folder.close()
@@ -176,17 +173,17 @@ def new_run(experiment: Experiment, setup: Setup, out: Path, overwrite: bool) ->
     """Create the folder of a new run, and approve its code: the user runs it."""
     approve(own_names(experiment.plain()))
     files = {
-        EXPERIMENT: experiment.toml(),
-        MANIFEST: readable_json(manifest(setup) | {"settings": experiment.plain()}),
-        PARTITION: readable_json(_partition(setup)),
-        ROUNDS: "",
+        run_files.EXPERIMENT: experiment.toml(),
+        run_files.MANIFEST: readable_json(manifest(setup) | {"settings": experiment.plain()}),
+        run_files.PARTITION: readable_json(_partition(setup)),
+        run_files.ROUNDS: "",
     }
     return RunFolder.create(out, overwrite, files)
 
 
 def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> ActiveRun:
     """A run at its last checkpoint; `setup` is built from the run's own experiment."""
-    path, before = folder.path, read_manifest(folder.path)
+    path, before = folder.path, run_files.read_manifest(folder.path)
     setup = with_its_threads(setup, before, path)
     setup = replace(setup, run_id=str(before.get("run_id", setup.run_id)))
     check_unchanged(path, setup, before)
@@ -194,7 +191,7 @@ def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> Activ
     state = begin(setup.network, setup.program, setup.federation, setup.device)
     saved = folder.load_checkpoint(setup.device)
     if saved is None:
-        if read_status(path) in OVER:
+        if run_files.read_status(path) in run_files.OVER:
             raise ValueError(f"{path} is over and kept no checkpoint: run it again from the start")
         logger.warning("%s has no checkpoint: its rounds are run from the first one on", path)
         saved = Checkpoint(state)
@@ -206,7 +203,7 @@ def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> Activ
     folder.keep_records(saved.content)
     active = ActiveRun(setup, saved, folder, twin=twin, watch=watch, by_client=by_client)
     if active.has_rounds_to_start and (now := going_on(before, setup, done, path)) != before:
-        folder.write_json(MANIFEST, now)
+        folder.write_json(run_files.MANIFEST, now)
     return active
 
 
@@ -224,3 +221,103 @@ def _partition(setup: Setup) -> dict[str, Any]:
 
 def _shapes(state: State) -> dict[str, torch.Size]:
     return {name: t.shape for name, t in (state.params | state.buffers).items()}
+
+
+MOST_NAMED = 5  # clients or classes in one line
+
+
+def say_beforehand(setups: Iterable[Setup]) -> None:
+    """Log the warnings of all runs, one line each and equal lines once."""
+    about = _untested, _tested_alone, _untested_classes, _without_effect, _softmax_twice
+    lines = [say(setup) for setup in setups for say in about]
+    for line in dict.fromkeys(filter(None, lines)):
+        logger.warning("%s", line)
+
+
+def _untested(setup: Setup) -> str:
+    if setup.client_tests is None:
+        return ""
+    part, held = setup.client_tests
+    count, total = int((held.sizes == 0).sum()), len(held)
+    if not count:
+        return ""
+    why, share = "", setup.experiment.clients.holdout
+    if part == "train":
+        why = f" (clients.holdout = {share:g} takes none of fewer than {math.ceil(1 / share)})"
+    have, them = ("has", "its own") if count == 1 else ("have", "their own")
+    return (
+        f"{count:,} of {total:,} clients {have} no images of {them} to be tested on{why}: "
+        f"accuracies by client leave {'it' if count == 1 else 'them'} out"
+    )
+
+
+def _tested_alone(setup: Setup) -> str:
+    """A warning if test images have owners that do not train: accuracies by client omit them."""
+    if setup.client_tests is None or setup.client_tests.part != "test":
+        return ""
+    held, test = setup.client_tests.holdings, setup.dataset.test
+    count = len(test) - len(held.index)
+    if not count:
+        return ""
+    named = setup.experiment.clients.partition
+    column = natural_column(named.name, named.options)
+    assert column is not None, "else no test examples are the clients' own"
+    names = sorted({str(name) for name in test.columns[column]} - set(held.names or ()))
+    return (
+        f"{count:,} of {len(test):,} test images belong to nobody who trains "
+        f"({column} {_first(names)}): "
+        "they count in accuracy, and accuracies by client leave them out"
+    )
+
+
+def _untested_classes(setup: Setup) -> str:
+    """A warning if classes of the training set have no test images, so are not measured."""
+    if "test" not in setup.parts:
+        return ""
+    dataset = setup.dataset  # its labels stay where they were loaded, not on the engine's device
+    trained, tested = (
+        torch.bincount(examples.labels, minlength=dataset.num_classes) > 0
+        for examples in (dataset.train, dataset.test)
+    )
+    names = [dataset.classes[k] for k in (trained & ~tested).nonzero().flatten().tolist()]
+    if not names:
+        return ""
+    have = "has" if len(names) == 1 else "have"
+    return (
+        f"{len(names):,} of {dataset.num_classes:,} classes {have} no test images "
+        f"({_first(names)}): accuracy and macro F1 say nothing of how the model does there"
+    )
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join([*names[:MOST_NAMED], *["..."] * (len(names) > MOST_NAMED)])
+
+
+def _without_effect(setup: Setup) -> str:
+    return epochs_without_effect(setup.experiment)
+
+
+def epochs_without_effect(experiment: Experiment) -> str:
+    """A warning if local.epochs does not change what the algorithm draws."""
+    local = experiment.local
+    if local.epochs == 1 or local.steps is not None:
+        return ""
+    plain = replace(experiment, local=replace(local, epochs=1))
+    try:
+        if not same(make_algorithm(plain).draw, make_algorithm(experiment).draw):
+            return ""
+    except ValueError:  # the algorithm refuses one epoch
+        return ""
+    names = " + ".join(named.name for named in experiment.algorithm)
+    return f"local.epochs is {local.epochs}, which has no effect: {names} has its own local work"
+
+
+def _softmax_twice(setup: Setup) -> str:
+    """A warning if the model ends in a softmax and the loss expects logits."""
+    *_, last = setup.network.module.modules()
+    if not isinstance(last, nn.Softmax) or setup.experiment.loss.name != "cross_entropy":
+        return ""
+    return (
+        "the model ends in Softmax, and the loss cross_entropy has one of its own, which slows "
+        "learning and may end it: leave out the model's"
+    )

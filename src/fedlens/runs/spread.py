@@ -42,10 +42,10 @@ from fedlens.engines.workers import TRIES
 from fedlens.runs.folder import Change, RunFolder
 from fedlens.runs.manifest import check_settings, check_unchanged, typed_functions, with_its_threads
 from fedlens.runs.points import Point, build_point, into_stacks, run_stacks, sharing
+from fedlens.runs.progress import Watch
+from fedlens.runs.records import Record
 from fedlens.runs.result import Result
 from fedlens.runs.run import check_asked, new_run
-from fedlens.runs.summary import Record
-from fedlens.runs.watching import Watch
 from fedlens.storage.files import write_atomically
 from fedlens.storage.run_files import (
     EXPERIMENT,

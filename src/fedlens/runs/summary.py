@@ -15,12 +15,8 @@ from fedlens.evaluation.measures import OF_MODEL, best, measure_name
 from fedlens.evaluation.metrics import spread
 from fedlens.rounds import State
 from fedlens.rounds.cohorts import Reports
-from fedlens.runs.budgets import at_round_numbers, clock_at, rounds_to
-from fedlens.runs.records import is_number
+from fedlens.runs.records import Record, at_round_numbers, clock_at, is_number, rounds_to
 from fedlens.setup import Setup
-
-Record = dict[str, Any]
-"""One line of rounds.jsonl: what a round did and, if evaluated, the measures of the model."""
 
 TENTHS = range(10, 100, 10)  # accuracies in percent whose time on the virtual clock is given
 SHARES = (80, 90, 95, 99)  # percent of the twin's accuracy whose first round is given

@@ -17,28 +17,30 @@ from fedlens.config.experiment import Experiment, expect_experiment
 from fedlens.core.federation import Dataset
 from fedlens.data.places import Counted
 from fedlens.engines import Stacked
-from fedlens.runs.beforehand import say_beforehand
 from fedlens.runs.folder import check_free
 from fedlens.runs.grid import naming
 from fedlens.runs.manifest import is_run_of
 from fedlens.runs.points import Point, build_point, images_a_round, into_stacks, run_stacks, sharing
-from fedlens.runs.progress import counted, decoding, in_rounds, is_aside, shown
+from fedlens.runs.progress import (
+    Watch,
+    Watching,
+    all_of,
+    counted,
+    decoding,
+    expect_watch,
+    in_rounds,
+    is_aside,
+    shown,
+    tell,
+)
+from fedlens.runs.records import Record
 from fedlens.runs.result import Result
-from fedlens.runs.run import as_begun
+from fedlens.runs.run import as_begun, say_beforehand
 from fedlens.runs.spread import Spread, SpreadPoints
-from fedlens.runs.summary import Record
-from fedlens.runs.watching import Watch, Watching, all_of, expect_watch, tell
 from fedlens.setup.network import Networks
+from fedlens.storage import run_files
 from fedlens.storage.locks import one_writer, remove_dead_lock
 from fedlens.storage.reading import shortened
-from fedlens.storage.run_files import (
-    EXPERIMENT,
-    OVER,
-    RunFailed,
-    is_run,
-    read_manifest,
-    read_status,
-)
 
 LONGEST_NAME = 245  # bytes; a new folder's temporary name is a few longer, at most 255
 
@@ -187,7 +189,9 @@ class Sweep:
             except ValueError as error:
                 if len(results) == len(self.kept):
                     raise
-                raise RunFailed(str(error)) from error  # others were run and written before
+                raise run_files.RunFailed(
+                    str(error)
+                ) from error  # others were run and written before
         return {name: results[name] for name in self.names}
 
 
@@ -218,10 +222,10 @@ def prepare(
             check_free(folder, overwrite)
         elif folder is not None and folder.exists():
             _check_same(folder, experiment)
-            if read_status(folder) in OVER:
+            if run_files.read_status(folder) in run_files.OVER:
                 kept[name] = Result.read(folder)
                 continue
-            described = as_begun(experiment, read_manifest(folder))
+            described = as_begun(experiment, run_files.read_manifest(folder))
         with naming(name):
             setup = build_point(described, data, loaded, watch, networks)
         made.append(Point(name, experiment, sharing(setup, made), folder, overwrite))
@@ -234,7 +238,7 @@ def _folders(names: Iterable[str], out: str | Path | None) -> dict[str, Path]:
     if out is None:
         return {}
     parent = Path(out)
-    if (parent / EXPERIMENT).exists():
+    if (parent / run_files.EXPERIMENT).exists():
         raise ValueError(f"{parent} is a run: choose another folder for the sweep")
     if parent.exists() and not parent.is_dir():
         raise ValueError(f"{parent} is a file: choose a folder for the sweep")
@@ -250,7 +254,7 @@ def _folders(names: Iterable[str], out: str | Path | None) -> dict[str, Path]:
 
 
 def _check_same(folder: Path, experiment: Experiment) -> None:
-    if not is_run(folder):
+    if not run_files.is_run(folder):
         raise ValueError(f"{folder} is not a run: choose another folder")
     if not is_run_of(folder, experiment):
         raise ValueError(

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.config.options import did_you_mean
-from fedlens.runs.records import is_number, settings
-from fedlens.runs.summary import Record
-from fedlens.runs.watching import Watch
+from fedlens.runs.progress import Watch
+from fedlens.runs.records import Record, is_number, settings
 
 Log = Callable[[Mapping[str, float], int], Any]
 Sink = Callable[[Any, Path, Mapping[str, Any]], AbstractContextManager[Log]]

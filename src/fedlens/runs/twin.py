@@ -40,8 +40,8 @@ from fedlens.data.places import cache
 from fedlens.evaluation.evaluate import Twin, primary_part, tested_by_client
 from fedlens.evaluation.measures import measure_name
 from fedlens.runs.loop import train
-from fedlens.runs.summary import Record
-from fedlens.runs.watching import Watch, tell
+from fedlens.runs.progress import Watch, tell
+from fedlens.runs.records import Record
 from fedlens.setup import Setup, build
 from fedlens.setup.data import ClientTests, divided, split_seed
 from fedlens.storage.files import write_atomically

@@ -12,7 +12,7 @@ from fedlens.data.augment import Augment
 from fedlens.recipes.page import mean_of, published, sentences, told
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Table
-from fedlens.runs.budgets import at_batches, at_rounds
+from fedlens.runs.records import at_batches, at_rounds
 
 Which = Literal["geo", "user", "landmarks"]
 NAMES: dict[Which, str] = {

@@ -40,7 +40,7 @@ from fedlens.recipes.page import ahead, bars, beside, curves, mean_of, note
 from fedlens.recipes.recipe import EMBEDDED, FROM_CELL, Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Curves, Line, Series, Table, Text
 from fedlens.report.numbers import NONE
-from fedlens.runs.budgets import rounds_to
+from fedlens.runs.records import rounds_to
 
 Cells = dict[str, Experiment]
 PLACES: tuple[Which, ...] = ("geo", "user")
