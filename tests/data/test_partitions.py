@@ -291,6 +291,16 @@ def test_dirichlet_follows_the_classes_of_the_data_on_average() -> None:
     assert np.mean(first, axis=0)[:3] == pytest.approx([0.9, 0.09, 0.01], abs=0.02)
 
 
+@pytest.mark.parametrize("alpha", [0.0, 0.05, 1.0, math.inf])
+def test_with_a_size_each_client_holds_that_many_and_nobody_the_rest(alpha: float) -> None:
+    examples = balanced(500, 10)
+    found = split("dirichlet", examples, 7, alpha=alpha, size=30)
+    assert found.sizes.tolist() == [30] * 7
+    assert len(found.index.unique()) == 210
+    if alpha == math.inf:
+        assert (counts(found, examples)[:, :10] == 3).all()
+
+
 def test_the_two_dirichlets_name_the_same_skew_by_different_alphas() -> None:
     examples = balanced(50_000, 10)
     hsu = split("dirichlet", examples, 100, alpha=1.0)
@@ -339,6 +349,8 @@ def test_only_the_largest_clients_give() -> None:
         ("classes", 10, {"per_client": 6}, "per_client is 6 .* 5 classes: choose at most 5"),
         ("classes", 100, {"per_client": 2}, "100 clients cannot hold 2 classes each.*: choose"),
         ("dirichlet", 10, {"alpha": -0.1}, "alpha is -0.1: choose"),
+        ("dirichlet", 10, {"alpha": 1.0, "size": 11}, "size is 11"),
+        ("dirichlet", 10, {"alpha": 1.0, "size": 0}, "size is 0"),
         ("dirichlet", 10, {"alpha": math.nan}, "alpha is nan: choose"),
         ("dirichlet-per-class", 10, {"alpha": -math.inf}, "alpha is -inf: choose"),
         ("dirichlet-per-class", 10, {"alpha": 1.0, "min_size": 11}, "at least 11: choose"),

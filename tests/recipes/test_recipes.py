@@ -32,6 +32,7 @@ ITEMS = {
     "fedns": "table1 table2 table3 figure1 figure2 figure3",
     "ghaemi": "centralised fedavg fedprox liadmm fedadmm why-liadmm-fails samples",
     "dp": "cifar10-dp-sgd fashion-mnist mnist pfl-cifar10 methods",
+    "personal": "pfllib-dir fedrep moon map",
 }
 
 

@@ -24,7 +24,7 @@ OF_TRAINING = {
 MEASURES = {"accuracy", "loss", "top5", "precision", "recall", "f1", "classes_predicted"}
 SPREAD = {
     f"client_accuracy_{key}"
-    for key in ("mean", "std", "min", "p10", "median", "max", "worst_decile", "jain")
+    for key in ("mean", "std", "min", "p10", "median", "max", "worst_decile", "jain", "weighted")
 }
 
 

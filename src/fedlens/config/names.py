@@ -45,7 +45,7 @@ MODELS = ByName(
     "fedlens.models",
     {
         "alexnet alexnet-32": "alexnet",
-        "fedns-cnn hsu-cnn lenet5": "two_convolutions",
+        "fedns-cnn fedrep-cnn hsu-cnn lenet5": "two_convolutions",
         "linear": OWN,
         "mcmahan-cnn": "two_convolutions",
         "mobilenetv2": OWN,
@@ -164,6 +164,8 @@ RECIPES = ByName(
         "ghaemi/samples": "ghaemi.algorithms",
         "dp/cifar10-dp-sgd dp/fashion-mnist dp/mnist dp/pfl-cifar10": "dp.central",
         "dp/methods": "dp.methods",
+        "personal/pfllib-dir personal/fedrep personal/moon": "personal.boards",
+        "personal/map": "personal.map",
     },
 )
 

@@ -209,7 +209,7 @@ class Evaluation:
                     correct = correct[held.index]
                 by_client = accuracy_by_client(correct, held)
             tested = held.sizes
-            found |= {f"client_accuracy_{key}": value for key, value in spread(by_client).items()}
+            found |= {f"client_accuracy_{key}": v for key, v in spread(by_client, tested).items()}
         if primary is None:
             return found, Details(None, None, by_client, tested)
         tally, _, table = measured[primary]

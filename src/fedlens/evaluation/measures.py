@@ -19,7 +19,7 @@ OF_PART = ("loss", "accuracy", "top5", "precision", "recall", "f1", "classes_pre
 CHOSEN = ("balanced_accuracy", "kappa", "auroc", "ece")
 """What a part is measured by if it is chosen. User-defined metrics have no best value."""
 
-OVER_CLIENTS = ("mean", "std", "min", "p10", "median", "max", "worst_decile", "jain")
+OVER_CLIENTS = ("mean", "std", "min", "p10", "median", "max", "worst_decile", "jain", "weighted")
 """Statistics of clients' accuracies by `metrics.spread`, recorded as `client_accuracy_...`."""
 
 

@@ -121,16 +121,19 @@ def accuracy_by_client(correct: Tensor, holdings: Holdings) -> Tensor:  # [n] ->
     return hits / holdings.sizes
 
 
-def spread(accuracy: Tensor) -> dict[str, float]:  # [K]
+def spread(accuracy: Tensor, tested: Tensor | None = None) -> dict[str, float]:  # [K] both
     """How accuracy is spread over clients: mean, std, quantiles, worst decile and Jain's index.
 
     Clients without examples (NaN) are left out; if there are no others, the result is empty. The
     worst decile is the mean of the worst tenth of clients, at least of one. Jain's index is
     (sum a)^2 / (K sum a^2): 1 if all clients are equal, 1 / K if only one has a non-zero accuracy.
+    Given how many examples each was tested on, the weighted mean counts all examples alike.
     """
-    accuracy = accuracy[~accuracy.isnan()]
+    known = ~accuracy.isnan()
+    accuracy = accuracy[known]
     if len(accuracy) == 0:
         return {}
+    weights = None if tested is None else tested.to(accuracy)[known]
     mean, squares = accuracy.mean(), accuracy.square().mean()
     p10, median = accuracy.quantile(torch.tensor([0.1, 0.5], dtype=torch.float64))
     return {
@@ -142,6 +145,7 @@ def spread(accuracy: Tensor) -> dict[str, float]:  # [K]
         "max": float(accuracy.max()),
         "worst_decile": float(accuracy.sort().values[: max(len(accuracy) // 10, 1)].mean()),
         "jain": float(mean.square() / squares) if squares > 0 else 1.0,  # all are 0, so equal
+        **({} if weights is None else {"weighted": float(accuracy @ weights / weights.sum())}),
     }
 
 

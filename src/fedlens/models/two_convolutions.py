@@ -1,4 +1,4 @@
-"""Five published nets of two 5x5 convolutions, each with a 2x2 max-pool, and linear layers."""
+"""Six published nets of two 5x5 convolutions, each with a 2x2 max-pool, and linear layers."""
 
 from __future__ import annotations
 
@@ -34,6 +34,15 @@ def fedns_cnn(
     if relu_on_logits:
         model.add_module("relu5", nn.ReLU())
     return model
+
+
+def fedrep_cnn(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """The CIFAR CNN of FedRep's scripts.
+
+    Collins et al., ICML 2021, arXiv 2102.07078: 64 channels twice, no padding, layers of 120 and
+    64. On 3x32x32 with 10 classes: 307,842 parameters.
+    """
+    return _net("fedrep-cnn", shape, num_classes, (64, 64), (120, 64), (0, 0))
 
 
 def hsu_cnn(
@@ -72,19 +81,21 @@ def mcmahan_cnn(
     shape: tuple[int, int, int],
     num_classes: int,
     *,
-    geometry: Literal["same", "paper4"] = "same",
+    geometry: Literal["same", "paper4", "valid"] = "same",
 ) -> nn.Module:
     """The MNIST CNN of McMahan et al.
 
     AISTATS 2017, arXiv 1602.05629: 32 and 64 channels and a layer of 512. On 1x28x28 with 10
-    classes: 1,663,370 parameters in both geometries. `same` keeps the size in a convolution (28,
-    14, 14, 7); `paper4` is the table in Ghaemi's report on FedAvg, FedProx and ADMM, which pads
-    convolutions and pools by 1 (26, 14, 12, 7).
+    classes: 1,663,370 parameters in the first two geometries. `same` keeps the size in a
+    convolution (28, 14, 14, 7); `paper4` is the table in Ghaemi's report on FedAvg, FedProx and
+    ADMM, which pads convolutions and pools by 1 (26, 14, 12, 7); `valid` does not pad, as PFLlib's
+    CNN (24, 12, 8, 4; 582,026 parameters).
 
     Args:
-        geometry: `paper4` pads convolutions and pools by 1; `same` keeps the size of images.
+        geometry: `paper4` pads convolutions and pools by 1; `same` keeps the size of images;
+            `valid` does not pad.
     """
-    pad, pool = (2, 0) if geometry == "same" else (1, 1)
+    pad, pool = {"same": (2, 0), "paper4": (1, 1), "valid": (0, 0)}[geometry]
     return _net("mcmahan-cnn", shape, num_classes, (32, 64), (512,), (pad, pad), pool)
 
 

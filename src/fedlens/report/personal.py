@@ -32,11 +32,11 @@ def personal_rows(run: Run) -> list[list[str]]:
     `by images` is the mean in which every test image counts the same; the gain is that of the
     clients' own models, with its 95% interval over clients, and p is corrected (Holm).
     """
-    known = {name: _shares(run, name) for name in COMPARED}
+    known = {name: shares(run, name) for name in COMPARED}
     if len(known["fedavg"]) == 0 or len(known["federated"]) != len(known["fedavg"]):
         return []
-    count, new = len(known["fedavg"]), _shares(run, "unseen") == 1
-    known = {name: shares for name, shares in known.items() if len(shares) == count}
+    count, new = len(known["fedavg"]), shares(run, "unseen") == 1
+    known = {name: found for name, found in known.items() if len(found) == count}
     if len(new) != count:
         return [*_rows(run, known, np.ones(count, bool), "")]
     return [*_rows(run, known, ~new, ""), *_rows(run, known, new, ", new clients")]
@@ -44,24 +44,24 @@ def personal_rows(run: Run) -> list[list[str]]:
 
 def _rows(run: Run, known: dict[str, Array], which: Array, of: str) -> Iterator[list[str]]:
     """The rows of some of the clients."""
-    tested = _shares(run, "client_tested")
+    tested = shares(run, "client_tested")
     alone, against = known.get("local_only"), run.summary.get("against")
-    for name, shares in known.items():
-        sound = np.isfinite(shares) & which
-        worst = np.sort(shares[sound])[: max(int(sound.sum()) // 10, 1)]
-        weights = tested[sound] if len(tested) == len(shares) and tested[sound].any() else None
+    for name, found in known.items():
+        sound = np.isfinite(found) & which
+        worst = np.sort(found[sound])[: max(int(sound.sum()) // 10, 1)]
+        weights = tested[sound] if len(tested) == len(found) and tested[sound].any() else None
         better = NONE
         if name not in ("local_only", "elsewhere") and alone is not None:
             both = sound & np.isfinite(alone)
-            better = f"{int((shares > alone)[both].sum())} of {int(both.sum())}"
+            better = f"{int((found > alone)[both].sum())} of {int(both.sum())}"
         about = against.get(name) if isinstance(against, dict) and not of else None
         if not sound.any():
             continue
         numbers = (
-            np.mean(shares[sound]),
-            np.average(shares[sound], weights=weights),
+            np.mean(found[sound]),
+            np.average(found[sound], weights=weights),
             np.mean(worst),
-            np.std(shares[sound]),
+            np.std(found[sound]),
         )
         yield [
             (COMPARED[name] or f"{run.algorithm}, a model for each") + of,
@@ -71,7 +71,8 @@ def _rows(run: Run, known: dict[str, Array], which: Array, of: str) -> Iterator[
         ]
 
 
-def _shares(run: Run, name: str) -> Array:
+def shares(run: Run, name: str) -> Array:  # [K], empty if there are none
+    """Accuracies by client from the end of a run; NaN where nothing is tested."""
     found = run.evaluation.get(name)
     listed = found if isinstance(found, list) else []
     return np.array([x if is_number(x) or isinstance(x, bool) else np.nan for x in listed], float)
@@ -107,7 +108,7 @@ def personal_blocks(groups: Sequence[Group]) -> Iterator[Block]:
             header=HEADER,
             rows=rows,
         )
-        alone, own = _shares(run, "local_only"), _shares(run, "federated")
+        alone, own = shares(run, "local_only"), shares(run, "federated")
         if len(alone) == len(own):
             order = np.argsort(alone)
             lines.append(Line(one.name, alone[order].tolist(), own[order].tolist(), style="dots"))

@@ -261,26 +261,38 @@ def dirichlet(
     rng: np.random.Generator,
     *,
     alpha: float,
+    size: int | None = None,
 ) -> Holdings:
     """Clients of equal size with class shares ~ Dir(alpha p), p the data's own (Hsu).
 
     A client's counts are its size times its shares, rounded by largest remainder. A class that
     runs out is left out from there on, and its part goes to the others in proportion. With
     alpha = 0 the clients take one class each, in turn, and the fullest class when theirs runs out;
-    with alpha = inf every client has the data's own shares.
+    with alpha = inf every client has the data's own shares. With a `size` each client holds that
+    many examples, and nobody the others.
     """
     labels = labels_of(examples, num_classes, num_clients)
-    if checked_alpha(alpha) == math.inf:
+    if checked_alpha(alpha) == math.inf and size is None:
         return evenly(labels, num_clients, rng)
     _, labels, available = np.unique(labels, return_inverse=True, return_counts=True)
     sizes = (len(labels) + np.arange(num_clients)[::-1]) // num_clients
+    if size is not None:
+        if at_least_one(size, "size") > sizes.min():
+            raise ValueError(
+                f"size is {size}: {num_clients} clients of {len(labels)} examples can hold "
+                f"{sizes.min()} each, so choose less, or fewer clients"
+            )
+        sizes = np.full(num_clients, size)
     if alpha == 0:
         counts = _one_class_each(sizes, rng.permutation(len(available)), available)
+    elif alpha == math.inf:
+        counts = _without_replacement(sizes, np.log([available] * num_clients), available)
     else:
         concentrations = alpha * (available / len(labels))
         counts = _without_replacement(sizes, log_gamma(concentrations, num_clients, rng), available)
+    counts = np.vstack([counts, available - counts.sum(0)])
     owner = np.empty(len(labels), dtype=np.int64)
-    clients = np.tile(np.arange(num_clients), len(available))
+    clients = np.tile([*range(num_clients), NOBODY], len(available))
     owner[by_label(labels, rng)] = np.repeat(clients, counts.T.ravel())
     return holdings(owner, num_clients)
 

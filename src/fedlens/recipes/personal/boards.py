@@ -1,0 +1,296 @@
+"""Settings of published comparisons of personal methods, with our protocol beside theirs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
+from fedlens.data.augment import Augment
+from fedlens.evaluation.intervals import holm
+from fedlens.recipes.page import bars, beside, curves, note, published, sentences, told
+from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
+from fedlens.report.blocks import Block, Intervals, Marks, Series, Table
+from fedlens.report.numbers import NONE
+from fedlens.report.pairs import SURE, estimate, format_p, points
+from fedlens.report.personal import shares
+from fedlens.runs.records import Run
+
+ALONE, TUNED = "local-only", "fine-tuned"
+BASELINES = {
+    "FedAvg": Named("fedavg"),
+    TUNED: Named("fine-tune"),
+    ALONE: Named("local-only"),
+}
+METHODS = {
+    **BASELINES,
+    "FedProx": Named("fedprox", {"mu": 0.01}),
+    "Per-FedAvg": Named("per-fedavg"),
+    "pFedMe": Named("pfedme"),
+    "Ditto": Named("ditto"),
+    "APFL": Named("apfl"),
+    "FedALA": Named("fedala"),
+    "FedPer": Named("fedper"),
+    "FedRep": Named("fedrep", {"head_epochs": 1}),
+    "LG-FedAvg": Named("lg-fedavg"),
+    "FedBABU": Named("fedbabu"),
+    "FedProto": Named("fedproto"),
+}
+CLASSES = {"fashion-mnist": 10, "cifar100": 100}
+ROUNDS = {"fashion-mnist": 15, "cifar100": 12}  # at the scale small
+OF_FEDREP = {  # classes of a client: passes of the head, then of the body
+    2: (10, 1),
+    5: (10, 5),
+}
+
+
+def pfllib_dir(scale: Scale) -> Recipe:
+    """PFLlib's board, with clients by Dir(0.1) per class."""
+    cells = {
+        f"{dataset}, {name}": Experiment(
+            dataset=Named(scale.dataset(dataset)),
+            model=Named("lenet5")
+            if scale.name == "smoke"
+            else Named("mcmahan-cnn", {"geometry": "valid"}),
+            rounds=scale.pick(2, ROUNDS[dataset], 2000),
+            engine=scale.engine,
+            normalise={"mean": 0.5, "deviation": 0.5},
+            clients=Clients(
+                count=scale.pick(8, 20, 20),
+                holdout=0.25,
+                partition=Named("dirichlet", {"alpha": 1.0, "size": 40})
+                if scale.name == "smoke"
+                else Named("dirichlet-per-class", {"alpha": 0.1, "min_size": 40}),
+            ),
+            local=LocalTraining(batch_size=10, lr=0.005),
+            evaluate=Evaluate(every=scale.pick(1, 1, 10), on=(), baselines=False),
+            algorithm=(method,),
+        )
+        for dataset in CLASSES
+        for name, method in METHODS.items()
+    }
+
+    def blocks(results: Results) -> list[Block]:
+        shown: list[Block] = []
+        for dataset in CLASSES:
+            theirs = published(__name__)[dataset] if scale.dataset(dataset) == dataset else {}
+            shown += board(results, f"{dataset}, ", tuple(METHODS), theirs)
+        return [*shown, note(__name__, "PFLlib's settings and ours")]
+
+    instead = " ".join(dict.fromkeys(filter(None, map(scale.instead, CLASSES))))
+    cut = sentences(__name__, "Small") if scale.name == "small" else ""
+    return Recipe(
+        *told(__name__, "pfllib-dir"),
+        blocks,
+        cells=cells,
+        seeds=range(scale.pick(1, 1, 3)),
+        stand_in=f"{cut} {instead}".strip(),
+        num_classes=CLASSES,
+    )
+
+
+def fedrep(scale: Scale) -> Recipe:
+    """CIFAR-10 with two and with five classes a client, as in FedRep's scripts."""
+    cells = {}
+    for per_client, (head, body) in OF_FEDREP.items():
+        passes = scale.pick(2, head + body, head + body)
+        own = {"head_epochs": scale.pick(1, head, head)}
+        plain = Experiment(
+            dataset=Named(scale.dataset("cifar10")),
+            model=Named(scale.pick("lenet5", "fedrep-cnn", "fedrep-cnn")),
+            rounds=scale.pick(2, 40, 100),
+            engine=scale.engine,
+            clients=Clients(
+                count=scale.pick(10, 100, 100),
+                per_round=0.1,
+                holdout=1 / 6,
+                partition=Named("shards", {"per_client": per_client}),
+            ),
+            local=LocalTraining(
+                epochs=passes, batch_size=scale.pick(50, 10, 10), lr=0.01, momentum=0.5
+            ),
+            evaluate=Evaluate(every=scale.pick(1, 5, 5), on=(), baselines=False),
+        )
+        trained = replace(plain.local, epochs=passes - own["head_epochs"])
+        for name in (*BASELINES, "FedPer", "LG-FedAvg", "FedBABU", "Ditto"):
+            cells[f"{per_client} classes, {name}"] = replace(plain, algorithm=(METHODS[name],))
+        cells[f"{per_client} classes, FedRep"] = replace(
+            plain, local=trained, algorithm=(Named("fedrep", own),)
+        )
+    names = tuple(cell.partition(", ")[2] for cell in cells if cell.startswith("2 "))
+
+    def blocks(results: Results) -> list[Block]:
+        each = (board(results, f"{many} classes, ", names, {}) for many in OF_FEDREP)
+        return [*(block for one in each for block in one), note(__name__, "FedRep's settings")]
+
+    return Recipe(
+        *told(__name__, "fedrep"),
+        blocks,
+        cells=cells,
+        seeds=range(scale.pick(1, 1, 5)),
+        stand_in=_fewer(scale, "40 of 100 rounds, one seed of five."),
+        num_classes={"cifar10": 10},
+    )
+
+
+def moon(scale: Scale) -> Recipe:
+    """CIFAR-10 as in Flower's baseline of MOON."""
+    methods = {
+        "FedAvg": Named("fedavg"),
+        "FedProx": Named("fedprox", {"mu": 0.01}),
+        "MOON": Named("moon", {"mu": 1.0, "tau": 0.5}),
+    }
+    cells = {
+        name: Experiment(
+            dataset=Named(scale.dataset("cifar10")),
+            model=Named(scale.pick("lenet5", "simple-cnn", "simple-cnn")),
+            rounds=scale.pick(2, 10, 100),
+            engine=scale.engine,
+            augment=Augment(crop=4, flip=True),
+            clients=Clients(
+                count=10,
+                partition=Named(
+                    "dirichlet-per-class", {"alpha": 0.5, "min_size": scale.pick(1, 500, 500)}
+                ),
+            ),
+            local=LocalTraining(
+                epochs=scale.pick(1, 10, 10),
+                batch_size=64,
+                lr=0.01,
+                momentum=0.9,
+                weight_decay=1e-5,
+            ),
+            algorithm=(method,),
+        )
+        for name, method in methods.items()
+    }
+
+    def blocks(results: Results) -> list[Block]:
+        theirs = published(__name__)["moon"]
+        table = beside(
+            [(name, theirs.get(name), results.final(name)) for name in methods],
+            title="Test accuracy after the last round, %",
+            of="method",
+            compared=scale.dataset("cifar10") == "cifar10",
+        )
+        by_round = curves(results, title="Test accuracy by round")
+        return [by_round, table, note(__name__, "MOON's settings")]
+
+    return Recipe(
+        *told(__name__, "moon"),
+        blocks,
+        cells=cells,
+        seeds=range(scale.pick(1, 1, 3)),
+        stand_in=_fewer(scale, "10 of 100 rounds, one seed of three."),
+        num_classes={"cifar10": 10},
+    )
+
+
+def _fewer(scale: Scale, words: str) -> str:
+    return f"{words * (scale.name == 'small')} {scale.instead('cifar10')}".strip()
+
+
+def by_client(run: Run) -> NDArray[Any]:  # [K]; NaN where nothing is tested
+    """The accuracy of each client's model after the last round, tuned if the algorithm tunes."""
+    found = shares(run, "federated")
+    return found if len(found) else shares(run, "client_accuracy")
+
+
+def by_images(run: Run) -> float:
+    """The same as a mean in which every test image counts alike."""
+    own, tested = by_client(run), shares(run, "client_tested")
+    known = np.isfinite(own)
+    return float(np.average(own[known], weights=tested[known])) if known.any() else math.nan
+
+
+def best_round(run: Run) -> float:
+    """The same after the round that was best on these very images: PFLlib's rule."""
+    return max([by_images(run), *run.curve("client_accuracy_weighted")[1]])
+
+
+def board(
+    results: Results, of: str, names: Sequence[str], theirs: Mapping[str, float]
+) -> list[Block]:
+    """Both rules beside what was published, and what each method gains for clients."""
+    runs = {name: results.runs[of + name] for name in names}
+    rules = {
+        "best round": {name: Measured.of(list(map(best_round, runs[name]))) for name in names},
+        "last round": {name: Measured.of(list(map(by_images, runs[name]))) for name in names},
+    }
+    means = {name: Measured.of([_mean(run) for run in runs[name]]) for name in names}
+    against = {other: _gains(results, of, names, other) for other in (ALONE, TUNED)}
+    where = of.removesuffix(", ")
+
+    def said(value: Measured | float | None) -> str:
+        mean = value.mean if isinstance(value, Measured) else value
+        return NONE if mean is None else f"{100 * mean:.2f}"
+
+    table = Table(
+        title=f"{where}: their rule and ours",
+        header=("method", "published", *rules, "mean of clients", *(f"− {o}" for o in against)),
+        rows=[
+            [
+                name,
+                said(theirs.get(name)),
+                *(said(found[name]) for found in rules.values()),
+                said(means[name]),
+                *(found.get(name, (NONE,))[0] for found in against.values()),
+            ]
+            for name in names
+            if runs[name]
+        ],
+        published=frozenset({1}),
+    )
+    alone = against[ALONE]
+    told = [name for name in names if name in alone and len(alone[name]) > 1]
+    sides = [[alone[name][i] for name in told] for i in (1, 2, 3)]
+    gains = Intervals(
+        title=f"{where}: who gains by federating?",
+        rows=told,
+        series=[Marks("gain over local-only", *sides)],
+        x_label="points of accuracy",
+        digits=1,
+        zero=True,
+        faint=frozenset(i for i, name in enumerate(told) if not alone[name][4]),
+    )
+    both = bars(
+        names,
+        {rule: list(found.values()) for rule, found in rules.items()},
+        *([Series("published", [theirs.get(name) for name in names])] if theirs else []),
+        title=f"{where}: accuracy by method",
+        digits=1,
+    )
+    return [both, table, *([gains] if told else [])]
+
+
+def _mean(run: Run) -> float | None:
+    own = by_client(run)
+    return float(np.nanmean(own)) if np.isfinite(own).any() else None
+
+
+def _gains(
+    results: Results, of: str, names: Sequence[str], other: str
+) -> dict[str, tuple[Any, ...]]:
+    """By method: the gain in words; its mean and ends in points, and whether it is no chance."""
+    found = {}
+    for name in names:
+        pairs = results.pairs(of + name, of + other)
+        gained = [by_client(a) - by_client(b) for a, b in pairs if len(by_client(a))]
+        values = [x for one in gained for x in one.tolist() if math.isfinite(x)]
+        if name != other and values:
+            found[name] = estimate(values)
+    sure = holm([one.p for one in found.values()])
+    told = {}
+    for (name, one), p in zip(found.items(), sure, strict=True):
+        low, high = one.low, one.high
+        words = points(one.mean)
+        if low is not None and high is not None and p is not None:
+            words += f" ({points(low)} to {points(high)}), {format_p(p)}"
+        ends = (None if end is None else 100 * end for end in (low, high))
+        told[name] = (words, 100 * one.mean, *ends, p is not None and p < SURE)
+    return told

@@ -1,0 +1,163 @@
+"""Where local-only, FedAvg, fine-tuning or a personal method is best: by skew and by size."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+
+from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
+from fedlens.evaluation.intervals import holm
+from fedlens.recipes.page import note, told
+from fedlens.recipes.personal.boards import ALONE, METHODS, TUNED, by_client
+from fedlens.recipes.recipe import Recipe, Results, Scale
+from fedlens.report.blocks import Block, Contours, Table, Tiles
+from fedlens.report.numbers import NONE
+from fedlens.report.pairs import SURE, Estimate, estimate, format_p, points
+from fedlens.report.personal import shares
+from fedlens.runs.records import Run
+
+TRAINED = (TUNED, ALONE, "FedPer", "Ditto")
+METHOD = "a method"  # the better of those that are no baseline
+KINDS = (ALONE, "FedAvg", TUNED, METHOD)
+PAIRS = (("FedAvg", ALONE), (TUNED, ALONE), (TUNED, "FedAvg"), ("FedPer", TUNED), ("Ditto", TUNED))
+
+At = tuple[float, int]
+"""An α and a number of training images of a client."""
+
+Pair = tuple[str, str]
+
+
+def alphas(scale: Scale) -> tuple[float, ...]:
+    return scale.pick((0.05, 100.0), (0.05, 0.5, 2.0, 10.0, 100.0), ALPHAS)
+
+
+def sizes(scale: Scale) -> tuple[int, ...]:
+    return scale.pick((50, 200), (50, 250, 1000, 4000), SIZES)
+
+
+ALPHAS = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
+SIZES = (50, 120, 250, 500, 1000, 2000, 4000)
+
+
+def cell(at: At, name: str) -> str:
+    return f"α {at[0]:g}, {at[1]} images, {name}"
+
+
+def map(scale: Scale) -> Recipe:
+    grid = [*itertools.product(alphas(scale), sizes(scale))]
+    return Recipe(
+        *told(__name__, "map"),
+        blocks,
+        cells={cell(at, name): _experiment(scale, at, name) for at in grid for name in TRAINED},
+        seeds=range(scale.pick(1, 2, 10)),
+        ours=True,
+        stand_in=scale.instead("cifar10"),
+        num_classes={"cifar10": 10},
+    )
+
+
+def _experiment(scale: Scale, at: At, name: str) -> Experiment:
+    alpha, size = at
+    tested = scale.pick(100, 1000, 1000)
+    return Experiment(
+        dataset=Named(scale.dataset("cifar10")),
+        model=Named(scale.pick("lenet5", "hsu-cnn", "hsu-cnn")),
+        rounds=scale.pick(2, 30, 100),
+        engine=scale.engine,
+        clients=Clients(
+            count=scale.pick(4, 10, 10),
+            holdout=(tested + 0.5) / (size + tested),
+            partition=Named("dirichlet", {"alpha": alpha, "size": size + tested}),
+        ),
+        local=LocalTraining(steps=scale.pick(2, 20, 20), batch_size=32, lr=0.05),
+        evaluate=Evaluate(every=scale.pick(2, 30, 100), on=(), baselines=False),
+        algorithm=(METHODS[name],),
+    )
+
+
+def _score(run: Run, name: str) -> float:
+    """The mean over clients of accuracy after the last round, before tuning for FedAvg."""
+    found = shares(run, "client_accuracy") if name == "FedAvg" else by_client(run)
+    return float(np.mean(found)) if len(found) and np.isfinite(found).all() else math.nan
+
+
+def scores(results: Results, at: At, name: str) -> dict[int, float]:
+    """By seed. The runs that tune FedAvg's model are those of FedAvg, too."""
+    runs = results.runs[cell(at, TUNED if name == "FedAvg" else name)]
+    found = {int(run.manifest["seed"]): _score(run, name) for run in runs}
+    return {seed: score for seed, score in found.items() if math.isfinite(score)}
+
+
+def difference(results: Results, at: At, one: str, other: str) -> Estimate | None:
+    """One's accuracy minus the other's, paired by seed: clients of a seed are not independent."""
+    a, b = scores(results, at, one), scores(results, at, other)
+    return estimate([a[seed] - b[seed] for seed in a if seed in b]) if a.keys() & b.keys() else None
+
+
+def winner(results: Results, at: At) -> str | None:
+    """The kind with the highest mean over seeds."""
+    found = {name: scores(results, at, name) for name in ("FedAvg", *TRAINED)}
+    means = {name: statistics.fmean(one.values()) for name, one in found.items() if one}
+    best = max(means, key=lambda name: means[name], default=None)
+    return METHOD if best not in (None, *KINDS) else best
+
+
+def _of_pair(means: Mapping[tuple[At, Pair], float], pair: Pair, at: At) -> float | None:
+    return means.get((at, pair))
+
+
+def blocks(results: Results) -> list[Block]:
+    x, y = alphas(results.scale), sizes(results.scale)
+
+    def over(value: Callable[[At], float | None]) -> list[list[float | None]]:
+        return [[value((alpha, size)) for alpha in x] for size in y]
+
+    grid = [*itertools.product(x, y)]
+    compared = [(at, pair, difference(results, at, *pair)) for at in grid for pair in PAIRS]
+    sure = holm([one.p if one else None for *_, one in compared])
+    rows = [
+        [
+            f"{at[0]:g}",
+            f"{at[1]:,}",
+            f"{pair[0]} − {pair[1]}",
+            points(one.mean),
+            NONE if one.low is None else f"{points(one.low)} to {points(one.high)}",
+            NONE if p is None else format_p(p) + ("" if p < SURE else ", maybe chance"),
+            str(one.n),
+        ]
+        for (at, pair, one), p in zip(compared, sure, strict=True)
+        if one
+    ]
+    means = {(at, pair): one.mean for at, pair, one in compared if one}
+    shown: list[Block] = [
+        Contours(
+            title=f"{one} − {other}",
+            x=x,
+            y=y,
+            z=over(partial(_of_pair, means, (one, other))),
+            x_label="α",
+            y_label="training images of a client",
+            z_label="difference in accuracy",
+            log_x=True,
+            log_y=True,
+            percent=True,
+        )
+        for one, other in PAIRS
+    ]
+    tiles = Tiles(
+        title="Who is best where",
+        values=[[winner(results, (alpha, size)) for alpha in x] for size in reversed(y)],
+        row_names=[f"{size:,}" for size in reversed(y)],
+        column_names=[f"{alpha:g}" for alpha in x],
+        row_label="training images of a client",
+        column_label="α",
+        kinds=KINDS,
+    )
+    header = ("α", "images", "difference", "points", "95% confidence interval", "p (Holm)", "seeds")
+    table = Table(title="All differences", header=header, rows=rows)
+    return [tiles, *shown, table, note(__name__, "How the map is read")]
