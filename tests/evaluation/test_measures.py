@@ -25,7 +25,9 @@ from tests.toys import toy
 def test_all_that_is_measured_of_answers_and_of_clients_is_declared():
     tally = Tally.of(torch.eye(3), torch.arange(3), 3)
     assert metrics(tally).keys() == set(OF_PART)
-    found = spread(torch.tensor([0.5, torch.nan, 0.7], dtype=torch.float64), torch.tensor([1, 9, 3]))
+    found = spread(
+        torch.tensor([0.5, torch.nan, 0.7], dtype=torch.float64), torch.tensor([1, 9, 3])
+    )
     assert found.keys() == set(OVER_CLIENTS)
     assert found["weighted"] == pytest.approx((0.5 + 3 * 0.7) / 4)
 

@@ -175,11 +175,13 @@ class Evaluation:
 
                 by_example = bootstrap(measured, len(labels), times, seed, watch)
                 found |= {measure_name(part, name): ends for name, ends in by_example.items()}
-            by_client = self.read(None)[1].client_accuracy
-            known = None if by_client is None else by_client[~by_client.isnan()]
-            if known is not None and len(known) >= FEWEST:
-                over = bootstrap(lambda drawn: spread(known[drawn]), len(known), times, seed)
-                found |= {f"client_accuracy_{name}": ends for name, ends in over.items()}
+            details = self.read(None)[1]
+            if details.client_accuracy is not None and details.client_tested is not None:
+                both = torch.stack([details.client_accuracy, details.client_tested.double()])
+                both = both[:, ~both[0].isnan()]
+                if both.shape[1] >= FEWEST:
+                    over = bootstrap(lambda k: spread(*both[:, k]), both.shape[1], times, seed)
+                    found |= {f"client_accuracy_{name}": ends for name, ends in over.items()}
         return found
 
     def read(self, twin: Twin | None) -> tuple[dict[str, float], Details]:
