@@ -17,8 +17,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedlens.config.experiment import Experiment
 from fedlens.core import Tree
-from fedlens.fleet.apps import TYPES, as_record, client_app, packed, unpacked
-from fedlens.fleet.payload import Reply
+from fedlens.fleet.apps import client_app
+from fedlens.fleet.messages import TYPES, packed, unpacked
+from fedlens.fleet.payload import Reply, read, written
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.site import Site
 from fedlens.fleet.terms import Terms, for_fleet
@@ -46,11 +47,11 @@ class Dishonest:
             honest = {"client": 0, "counted": None, "size": self.size()}
             honest |= {"keys": [1], "round": 0} if what == "train" else {}
         order = {"experiment": self.terms.hash, **honest, **order}
-        content = packed(order, as_record(tensors or {}))
+        content = packed(*written(order, tensors or {}))
         places = {"home": str(self.site.home), "data": str(self.site.data)}
         context = Context(1, 1, places, RecordDict(), {})
         reply = client_app()(Message(content, 1, TYPES[what]), context)
-        return unpacked(reply.content)
+        return read(*unpacked(reply.content))
 
     def refused(self, what: str, tensors: Tree | None = None, **order: Any) -> str:
         """Why an order is refused, or "" if it is not; a refusal has no tensors."""

@@ -7,7 +7,9 @@ import pytest
 pytest.importorskip("flwr", reason="a fleet needs flwr: pip install 'fedlens[fleet]'")
 
 from fedlens.fleet import apps
-from fedlens.fleet.apps import FlowerSites, _arrived, unpacked
+from fedlens.fleet.apps import FlowerSites, _arrived
+from fedlens.fleet.messages import unpacked
+from fedlens.fleet.payload import read
 
 
 class Grid:
@@ -62,4 +64,4 @@ def test_a_site_that_is_gone_is_told_of_in_our_words():
 @pytest.mark.parametrize("text", ["", "[" * 100_000, "9" * 5000, "1"])
 def test_a_message_that_cannot_be_read_is_malformed_and_ends_nothing(text):
     with pytest.raises(ValueError):
-        unpacked({"facts": {"json": text}})
+        read(*unpacked({"facts": {"json": text, "tensors": b""}}))

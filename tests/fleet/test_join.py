@@ -10,6 +10,7 @@ import tempfile
 import threading
 from importlib import metadata
 from importlib.metadata import PackageNotFoundError
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -17,8 +18,8 @@ from typer.testing import CliRunner
 from fedlens.cli import fleet
 from fedlens.cli.main import app_of
 from fedlens.config.experiment import Experiment
-from fedlens.fleet import CA, SERVER, SERVER_KEY, keys
-from fedlens.fleet.flower import Tail, end, free_port, start_supernode
+from fedlens.fleet import CA, CONNECTED, SERVER, SERVER_KEY, keys
+from fedlens.fleet.flower import Tail, end, free_port, start_node
 from fedlens.fleet.gate import Gate
 from fedlens.fleet.join import (
     Changes,
@@ -42,8 +43,8 @@ from tests.fleet.test_serve import made_keys
 
 
 def test_how_a_site_stands_is_the_last_word_of_its_log():
-    failed, there = "Connection attempt failed, retrying", "SuperNode ID: 1"
-    assert state_by("Starting Flower SuperNode", "a:1") is None
+    failed, there = "Connection attempt failed, retrying", CONNECTED
+    assert state_by("something else", "a:1") is None
     assert state_by(failed, "a:1") == "nobody answers at a:1; trying again"
     assert state_by(f"{failed}\n{there}", "a:1") == "connected"
     assert state_by(f"{there}\n{failed}", "a:1") == "nobody answers at a:1; trying again"
@@ -289,35 +290,47 @@ def test_a_process_ends_with_the_one_it_serves():
         serving.wait()
 
 
-def test_a_site_takes_no_task_but_messages(tmp_path, monkeypatch):
+def test_a_site_takes_no_orders_but_those_that_it_knows(tmp_path, monkeypatch):
     pytest.importorskip("flwr")
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))  # as for every process of a site
-    from flwr.proto.runtime_pb2 import AcquireTaskResponse
-    from flwr.proto.task_pb2 import Task
-    from flwr.supercore.constant import TaskType
+    from fedlens.fleet import messages, node
 
-    from fedlens.fleet import superexec
+    class Asked:
+        def __init__(self, kind, content):
+            self.metadata, self.content = SimpleNamespace(message_type=kind), content
 
-    offered = iter(sorted(set(TaskType) - {TaskType.CLIENT_APP}))
-    asked = set[str]()
+    class Worker(node.Worker):
+        def ask(self, what, facts, content):
+            raise AssertionError
 
-    class Link:
-        def AcquireTask(self, request):
-            asked.update(request.supported_task_types)
-            try:
-                return AcquireTaskResponse(token="t", task=Task(type=next(offered)))
-            except StopIteration:
-                raise KeyboardInterrupt from None
+    monkeypatch.setattr(node, "Message", lambda content, **_: content)
+    order = messages.packed("{}", b"")
+    for kind, content in (("train", order), ("system", order), ("train.train", {})):
+        assert node.answer(Asked(kind, content), Worker()).code == messages.RAISED
 
-    def forked():
-        raise AssertionError
 
-    monkeypatch.setattr(superexec, "client", lambda *_: Link())
-    monkeypatch.setattr(superexec, "LOOK", 0)
-    monkeypatch.setattr("os.fork", forked)
-    with pytest.raises(KeyboardInterrupt):
-        superexec.do_tasks("flower-supernode", "127.0.0.1:1", None)
-    assert asked == {TaskType.CLIENT_APP}
+def test_an_order_whose_process_dies_is_answered_and_the_next_has_another_process(
+    tmp_path, monkeypatch
+):
+    pytest.importorskip("flwr")
+    from flwr.app.error import Error
+
+    from fedlens.fleet import messages, node
+
+    (tmp_path / "data.npz").touch()
+    worker = node.Worker(str(tmp_path), str(tmp_path / "data.npz"), "cpu", "true")
+    for _ in range(2):
+        found = worker.ask("test", '{"experiment": "none"}', b"")
+        assert not isinstance(found, Error)
+        assert "refused" in found[0]
+    worker.process.kill()
+    found = worker.ask("test", "{}", b"")
+    assert isinstance(found, Error)
+    assert found.code == messages.ENDED
+    assert "refused" in worker.ask("test", "{}", b"")[0]
+    assert isinstance(worker.ask("no such thing", "{}", b""), Error)
+    worker.process.kill()
+    worker.process.wait()
 
 
 def test_programs_of_the_same_names_that_stand_first_on_the_path_are_not_run(tmp_path, monkeypatch):
@@ -331,24 +344,23 @@ def test_programs_of_the_same_names_that_stand_first_on_the_path_are_not_run(tmp
     make_server_keys(tmp_path / "keys", ["127.0.0.1"])
     make_site_key(home, "ann")
     (home / CA).write_bytes((tmp_path / "keys" / CA).read_bytes())
-    port, log = free_port(), home / "supernode.log"
+    port, log = free_port(), home / "node.log"
     names = {key: name for name, key in keys.public_keys(home).items()}
-    # It starts its other programs before it connects; a gate without a SuperLink hears it then.
+    # A gate without a SuperLink hears when it connects.
     with Gate("127.0.0.1", port, "127.0.0.1:1", tmp_path / "keys", told.append, names) as gate:
         reached = threading.Event()
         monkeypatch.setattr(gate, "_refusal", lambda *_: reached.set())
-        process = start_supernode(home, "ann", home, f"127.0.0.1:{port}", "cpu", log)
+        process = start_node(home, home, f"127.0.0.1:{port}", "cpu", log)
         try:
             wait_until(lambda: reached.is_set() or process.poll() is not None)
             assert process.poll() is None, log.read_text()
             assert not (tmp_path / "ran").exists()
-            for name in ("supernode.log", "superexec.log"):
-                assert (home / name).stat().st_mode & 0o077 == 0
+            assert log.stat().st_mode & 0o077 == 0
         finally:
             end(process)
 
 
-@pytest.mark.parametrize("found", [None, "1.42.0", "2.0.0"])
+@pytest.mark.parametrize("found", [None, "1.40.0", "1.43.0", "2.0.0"])
 def test_another_version_of_flower_is_refused_before_anything_is_started(found, monkeypatch):
     def version(name):
         if found is None:

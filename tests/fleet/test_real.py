@@ -28,7 +28,7 @@ def post(port, path, ca):
         connection.close()
 
 
-LOGS = ("log.jsonl", "supernode.log", "superexec.log")
+LOGS = ("log.jsonl", "node.log")
 POISON = """
 from pathlib import Path
 

@@ -22,7 +22,7 @@ class Clock:
 
 @pytest.fixture
 def gives_up_after(tmp_path, monkeypatch):
-    """When a site gives up, whose SuperNodes are each let in for so many seconds, then refused."""
+    """When a site gives up, whose nodes are each let in for so many seconds, then refused."""
     clock = Clock()
     photos = write(tmp_path / "photos", ("cat",))
     make_site_key(tmp_path, "ann")
@@ -34,7 +34,7 @@ def gives_up_after(tmp_path, monkeypatch):
     def seconds(wait, let_in=()):
         each, told = iter(let_in), list[str]()
 
-        class SuperNode:
+        class Node:
             def __init__(self, *places, cache):
                 self.log, self.last = places[-1], clock.now + 1 + next(each, 0)
 
@@ -45,7 +45,7 @@ def gives_up_after(tmp_path, monkeypatch):
                     file.write(f"Exit Code: 305\n[code: 2004] {WHY}\n")
                 return 1
 
-        monkeypatch.setattr("fedlens.fleet.join.start_supernode", SuperNode)
+        monkeypatch.setattr("fedlens.fleet.join.start_node", Node)
         with pytest.raises(ValueError, match=r"400 s.*ann"):
             join(tmp_path, "ann", photos, "10.0.0.1:9092", "cpu", wait, told.append)
         assert told == [f"not connected (the server says: {WHY}); trying again"]

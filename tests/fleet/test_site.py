@@ -229,7 +229,7 @@ def test_terms_say_whether_a_site_remembers_anything(paper, says, tmp_path):
 
 def test_tensors_travel_bit_by_bit():
     pytest.importorskip("flwr")
-    from fedlens.fleet.apps import as_record, packed, unpacked
+    from fedlens.fleet.messages import packed, unpacked
 
     bits = torch.randint(0, 2**31, (257,), dtype=torch.int32)
     tensors = {
@@ -237,7 +237,7 @@ def test_tensors_travel_bit_by_bit():
         "a/z": torch.tensor(-0.0, dtype=torch.float64),
         "m": torch.arange(6).view(2, 3),
     }
-    facts, back, *_ = unpacked(packed({"n": 1}, as_record(tensors)))
+    facts, back, *_ = payload.read(*unpacked(packed(*payload.written({"n": 1}, tensors))))
     assert facts == {"n": 1}
     assert list(back) == list(tensors)
     for name, t in tensors.items():

@@ -90,16 +90,14 @@ def test_a_site_that_is_interrupted_says_that_images_stay(cache, tmp_path, monke
 
 
 @pytest.mark.parametrize("cache", [True, False])
-def test_the_supernode_is_told_whether_a_site_keeps_images(cache, tmp_path, monkeypatch, fedlens):
+def test_a_site_is_told_whether_a_site_keeps_images(cache, tmp_path, monkeypatch, fedlens):
     pytest.importorskip("flwr")
-    from flwr.common.config import parse_config_args
-
-    from fedlens.fleet.apps import _site
+    from fedlens.fleet import worker
 
     given = list[str]()
 
-    def started(home: Path, command: Sequence[object], *_: object, umask: int) -> None:
-        given.extend(map(str, command))
+    def started(home: Path, module: str, words: Sequence[object], *_: object, umask: int) -> None:
+        given.extend(map(str, words))
         assert umask == 0o077, "others could read what it writes"
         raise KeyboardInterrupt
 
@@ -110,9 +108,8 @@ def test_the_supernode_is_told_whether_a_site_keeps_images(cache, tmp_path, monk
     monkeypatch.setattr("fedlens.fleet.join.find_server", lambda *_: None)
     words = ["--server", "127.0.0.1:1", "--name", "ann", "--home", home, "--data", photos]
     assert fedlens("fleet", "join", *words, *[] if cache else ["--no-cache"]).status == 130
-    config = parse_config_args([given[given.index("--node-config") + 1]])
-    site = _site(config, {}, None)
-    assert (site.home, site.keeps_decoded) == (home, cache)
+    site = worker.site_of(*given[1:])
+    assert (site.home, site.data, site.keeps_decoded) == (home, photos, cache)
 
 
 def test_what_others_sent_to_a_site_is_one_line_of_its_terminal(fedlens, tmp_path, monkeypatch):

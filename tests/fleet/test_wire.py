@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fedlens.fleet import payload
 from fedlens.fleet.payload import from_wire, to_wire
 from fedlens.runs.folder import to_bytes
 
@@ -45,13 +46,16 @@ def test_bytes_that_are_no_file_are_refused(content):
         from_wire(content)
 
 
-def test_a_message_has_one_array_and_its_tensors_in_order():
+@pytest.mark.parametrize("arrays", [0, 1])
+def test_a_message_has_few_parts_and_its_tensors_in_order(arrays, monkeypatch):
     pytest.importorskip("flwr")
-    from fedlens.fleet.apps import as_record, packed, unpacked
+    from fedlens.fleet import messages
 
-    message = packed({"keys": [1]}, as_record(TENSORS))
-    assert [len(message[name]) for name in message.array_records] == [1]
-    facts, tensors, *_ = unpacked(message)
+    monkeypatch.setattr(messages, "SMALL", 0 if arrays else 2**20)
+    message = messages.packed(*payload.written({"keys": [1]}, TENSORS))
+    assert [len(message[name]) for name in message.array_records] == [1] * arrays
+    facts, tensors, *_ = payload.read(*messages.unpacked(message))
     assert facts == {"keys": [1]}
     assert [*tensors] == [*TENSORS]
-    assert unpacked(packed({}, None)) == ({}, {}, None, "")
+    empty = messages.packed(*payload.written({}, {}))
+    assert payload.read(*messages.unpacked(empty)) == ({}, {}, None, "")

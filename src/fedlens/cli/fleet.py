@@ -29,7 +29,7 @@ from fedlens.storage.run_files import can_go_on, identity, to_json
 
 fleet_app = typer.Typer(no_args_is_help=True, help="A real federation: a server, and sites.")
 
-FLOWER = "1.41"
+FLOWER = ("1.41", "1.42")  # the versions that it was tried with
 Out = Annotated[Path | None, typer.Option(help="The run folder. [default: runs/NAME]")]
 
 
@@ -39,13 +39,13 @@ def _notify(line: str) -> None:
 
 def _check_installed() -> None:
     """Raise ValueError unless Flower is there, in the version whose private parts are used."""
-    remedy = "install it with: pip install 'fedlens[fleet]'"
+    remedy, wanted = "install it with: pip install 'fedlens[fleet]'", " or ".join(FLOWER)
     try:
         found = metadata.version("flwr")
     except metadata.PackageNotFoundError as error:
-        raise ValueError(f"a fleet needs Flower (flwr {FLOWER}): {remedy}") from error
-    if not found.startswith(f"{FLOWER}."):
-        raise ValueError(f"flwr is {found}, and a fleet needs {FLOWER}: {remedy}")
+        raise ValueError(f"a fleet needs Flower (flwr {wanted}): {remedy}") from error
+    if ".".join(found.split(".")[:2]) not in FLOWER:
+        raise ValueError(f"flwr is {found}, and a fleet needs {wanted}: {remedy}")
 
 
 @fleet_app.command("keys")

@@ -1,6 +1,6 @@
 """A real federation: clients are sites that hold their own data, and Flower carries messages.
 
-Only `apps.py`, `flower.py` and `superexec.py` import Flower; the other modules do not depend on it.
+Flower is imported by `apps.py`, `flower.py`, `messages.py`, `node.py` and `superexec.py` alone.
 """
 
 from collections.abc import Callable
@@ -11,4 +11,5 @@ Notify = Callable[[str], None]
 # The files of keys and certificates, in the folders of a server and of a site.
 CA, CA_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
 NODE_KEY = "node.key"
+CONNECTED = "connected to the server"  # in the log of a site's node
 CACHE = "cache"  # in the folder of a site: decoded images

@@ -14,51 +14,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedlens.core import Tree
 from fedlens.fleet.flower import end_with
-from fedlens.fleet.payload import Reply, from_wire, to_wire
+from fedlens.fleet.messages import ENDED, TYPES, packed, unpacked
+from fedlens.fleet.payload import Reply, read, written
 from fedlens.fleet.server import REPORTS, Job, run_job
 from fedlens.fleet.site import Site
 
-TYPES = {"sizes": "query.sizes", "train": "train.train", "test": "evaluate.test"}
 FAILED = {  # by Flower's error code; any other code means `raised`
     3: ("late", "it did not answer in time"),
     5: ("dropped", "it is not there any more"),
-    8: ("dropped", "its process ended before it had answered"),
+    ENDED: ("dropped", "its process ended before it had answered"),
 }
-FILE = "safetensors"  # the array of a message that holds all its tensors
 LOOK = 1.0  # seconds between two checks of which sites are online
-
-
-def packed(facts: Mapping[str, Any], tensors: ArrayRecord | None) -> RecordDict:
-    records: dict[str, Any] = {"facts": ConfigRecord({"json": json.dumps(facts)})}
-    if tensors is not None:
-        records["tensors"] = tensors
-    return RecordDict(records)
-
-
-def as_record(tensors: Tree) -> ArrayRecord | None:
-    """All tensors as one array: Flower needs several calls between processes for each array."""
-    if not tensors:
-        return None
-    content = to_wire(tensors)
-    return ArrayRecord({FILE: Array("uint8", (len(content),), "safetensors", content)})
-
-
-def unpacked(content: RecordDict) -> Reply:
-    """The facts and tensors that `packed` put together; a ValueError for any other content."""
-    try:
-        facts = json.loads(str(content["facts"]["json"]))
-        tensors = from_wire(content["tensors"][FILE].data) if "tensors" in content else {}
-        if not isinstance(facts, dict):
-            raise ValueError("it has no facts")
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"it cannot be read: {error}") from error
-    return Reply(facts, tensors)
 
 
 @dataclass
@@ -85,9 +57,14 @@ class FlowerSites:
     def send(
         self, what: str, orders: Mapping[int, Mapping[str, Any]], tensors: Tree, seconds: float
     ) -> None:
-        record = as_record(tensors)
+        _, content = written({}, tensors)
         messages = [
-            Message(packed(order, record), self.nodes[client], TYPES[what], ttl=max(seconds, 1.0))
+            Message(
+                packed(json.dumps(order), content),
+                self.nodes[client],
+                TYPES[what],
+                ttl=max(seconds, 1.0),
+            )
             for client, order in orders.items()
         ]
         ids = list(self.grid.push_messages(messages))
@@ -120,7 +97,7 @@ def _arrived(reply: Message) -> Reply:
         raised = ("raised", reason[0][:200] if reason else "")
         return Reply({}, {}, *FAILED.get(reply.error.code, raised))
     try:
-        return unpacked(reply.content)
+        return read(*unpacked(reply.content))
     except ValueError as error:
         return Reply({}, {}, "malformed", str(error)[:200])
 
@@ -130,9 +107,9 @@ def client_app(experiment: Path | None = None) -> ClientApp:
     app = ClientApp()
 
     def answer(what: str, message: Message, context: Context) -> Message:
-        order, tensors, *_ = unpacked(message.content)
+        order, tensors, *_ = read(*unpacked(message.content))
         reply = _site(context.node_config, order, experiment).answer(what, order, tensors)
-        return Message(packed(reply.facts, as_record(reply.tensors)), reply_to=message)
+        return Message(packed(*written(reply.facts, reply.tensors)), reply_to=message)
 
     for what, kind in (("sizes", app.query), ("train", app.train), ("test", app.evaluate)):
         kind(what)(partial(answer, what))

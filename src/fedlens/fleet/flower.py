@@ -1,4 +1,4 @@
-"""Flower's processes: the SuperLink of a server, the SuperNode of a site, and the app they run."""
+"""The processes of a server and of a site that use Flower, and the app that a server runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedlens.fleet import CA, NODE_KEY, SERVER, SERVER_KEY
+from fedlens.fleet import CA, SERVER, SERVER_KEY
 from fedlens.storage.files import write_atomically
 from fedlens.storage.process_state import is_alive
 
@@ -81,18 +81,15 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def start(
-    home: Path, command: Sequence[object], tasks: Sequence[object], log: Path, umask: int = -1
+    home: Path, module: str, words: Sequence[object], log: Path, umask: int = -1
 ) -> subprocess.Popen[bytes]:
-    """Start a program of Flower whose tasks are done by `superexec.py`, with these arguments.
+    """Start a module of this package, as a process that uses Flower, with these arguments.
 
-    Programs are found beside the Python that runs, whatever PATH says. Only this user can read the
-    log. On Linux the program ends when this process ends, however that ends.
+    Only this user can read the log. On Linux it ends when this process ends, however that ends.
     """
-    program, *words = command
-    binary = Path(sys.executable).parent / str(program)
     with open(log, "ab", opener=_for_this_user) as out:
         return subprocess.Popen(
-            [sys.executable, "-m", "fedlens.fleet.superexec", *map(str, (*tasks, binary, *words))],
+            [sys.executable, "-m", f"fedlens.fleet.{module}", *map(str, words)],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
@@ -191,16 +188,19 @@ class SuperLink:
         database = self.folder / "superlink.db"
         (self.folder / "flower").mkdir(parents=True, exist_ok=True)
         database.touch(mode=0o600)  # it holds what sites send
+        # Found beside the Python that runs, whatever PATH says.
+        binary = Path(sys.executable).parent / "flower-superlink"
         self.process = start(
             self.folder,
+            "superexec",
             (
-                *("flower-superlink", "--host", "127.0.0.1", "--port", self.port),
+                *(self.address, self.keys / CA),
+                *(binary, "--host", "127.0.0.1", "--port", self.port),
                 *("--ssl-ca-certfile", self.keys / CA, "--ssl-certfile", self.keys / SERVER),
                 *("--ssl-keyfile", self.keys / SERVER_KEY, "--enable-supernode-auth"),
                 *("--database", database, "--isolation", "process"),
                 "--disable-runtime-dependency-installation",
             ),
-            (self.address, self.keys / CA, self.log),
             self.log,
         )
         try:
@@ -277,26 +277,13 @@ class SuperLink:
         return int(self.control.StartRun(request).run_id)
 
 
-def start_supernode(
-    home: Path, name: str, data: Path, server: str, device: str, log: Path, cache: bool = True
+def start_node(
+    home: Path, data: Path, server: str, device: str, log: Path, cache: bool = True
 ) -> subprocess.Popen[bytes]:
-    """Start the SuperNode of a site, which runs only code that is installed here.
+    """Start the process of a site that speaks with the server (`node.py`).
 
     Only this user can read what it writes: its memory of experiments, images that were decoded.
     """
     (home / "flower").mkdir(mode=0o700, exist_ok=True)
-    places = {"name": name, "home": home.resolve(), "data": data.resolve(), "device": device}
-    config, port = " ".join(f'{key}="{value}"' for key, value in places.items()), free_port()
-    config += f" cache={str(cache).lower()}"
-    return start(
-        home,
-        (
-            *("flower-supernode", "--superlink", server),
-            *("--root-certificates", home / CA, "--auth-supernode-private-key", home / NODE_KEY),
-            *("--node-config", config, "--host", "127.0.0.1", "--port", port),
-            *("--isolation", "process"),
-        ),
-        (f"127.0.0.1:{port}", "", home / "superexec.log"),
-        log,
-        umask=0o077,
-    )
+    words = (server, home.resolve(), data.resolve(), device, str(cache).lower())
+    return start(home, "node", words, log, umask=0o077)

@@ -1,4 +1,4 @@
-"""`fedlens fleet join`: run the SuperNode of a site, and restart it when it ends."""
+"""`fedlens fleet join`: run the node of a site, and restart it when it ends."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from fedlens.fleet import CA, Notify
-from fedlens.fleet.flower import Tail, end, start_supernode
+from fedlens.fleet import CA, CONNECTED, Notify
+from fedlens.fleet.flower import Tail, end, start_node
 from fedlens.fleet.keys import check_site_keys
 from fedlens.fleet.log import LOG
 from fedlens.fleet.policy import DEFAULT, FILE, Policy
@@ -63,8 +63,8 @@ def join(
         while True:
             find_server(server, home / CA, wait, say)
             wait = float("inf")
-            log = Tail(home / "supernode.log")
-            process = start_supernode(home, name, data, server, device, log.path, cache=cache)
+            log = Tail(home / "node.log")
+            process = start_node(home, data, server, device, log.path, cache=cache)
             begun = time.monotonic()
             try:
                 said = _follow(process, log, answers, home, server, say)
@@ -157,9 +157,9 @@ def _follow(
 
 
 def state_by(said: str, server: str) -> str | None:
-    """The state of a SuperNode, from the last message about it in its log, or None."""
+    """The state of a node, from the last message about it in its log, or None."""
     signs = {
-        "SuperNode ID": "connected",
+        CONNECTED: "connected",
         "Connection successful": "connected",
         "Connection attempt failed": f"nobody answers at {server}; trying again",
     }

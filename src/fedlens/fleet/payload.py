@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -55,6 +56,22 @@ class Reply(NamedTuple):
     tensors: Tree
     failed: str | None = None  # one of OUTCOMES
     reason: str = ""
+
+
+def written(facts: Mapping[str, Any], tensors: Tree) -> tuple[str, bytes]:
+    """Facts and tensors as they are sent."""
+    return json.dumps(facts), to_wire(tensors) if tensors else b""
+
+
+def read(facts: str, tensors: bytes) -> Reply:
+    """The facts and tensors that `written` was given; a ValueError for anything else."""
+    try:
+        found = json.loads(facts)
+    except RecursionError as error:
+        raise ValueError("its facts are no facts") from error
+    if not isinstance(found, dict):
+        raise ValueError("it has no facts")
+    return Reply(found, from_wire(tensors) if tensors else {})
 
 
 def sent(part: Part) -> Tree:

@@ -12,7 +12,7 @@ from typing import Any
 from fedlens.config.experiment import Experiment
 from fedlens.core.trees import bytes_of
 from fedlens.fleet import CA, Notify
-from fedlens.fleet.flower import end, free_port, start_supernode
+from fedlens.fleet.flower import end, free_port, start_node
 from fedlens.fleet.keys import make_server_keys, make_site_key
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.serve import serve
@@ -66,7 +66,7 @@ def part_of(path: Path, folder: Path, client: int, count: int) -> Site:
 
 def start_site(site: Site, server: str) -> Any:
     home = site.home
-    return start_supernode(home, home.name, site.data, server, "cpu", home / "supernode.log")
+    return start_node(home, site.data, server, "cpu", home / "node.log")
 
 
 def make_keys(sites: list[Site], keys: Path) -> None:
