@@ -7,16 +7,21 @@ import sys
 import threading
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from fedlens import __version__
 from fedlens.algorithms import ALGORITHMS
-from fedlens.cli import doctor
+from fedlens.cli import machine, run
 from fedlens.config.names import DEVICES
+from fedlens.core.federation import Dataset, Examples
 from fedlens.data import DATASETS, published
 from fedlens.data.partitions import PARTITIONS
 from fedlens.data.published import FASHION_MNIST, PUBLISHED, Download, Published
@@ -178,8 +183,9 @@ def test_without_a_kind_the_kinds_are_listed_and_what_they_are(fedlens):
     assert (status, err) == (0, "")
     assert all(line.endswith(".") for line in out.splitlines())
     assert [line.split()[0] for line in out.splitlines()] == [
-        *("algorithms", "models", "partitions", "devices", "engines", "losses", "metrics"),
-        *("optimizers", "schedules", "mechanisms", "clips", "anneals", "datasets", "recipes"),
+        *("algorithms", "models", "partitions", "devices", "attacks", "engines", "losses"),
+        *("metrics", "optimizers", "schedules", "mechanisms", "clips", "anneals", "datasets"),
+        "recipes",
     ]
 
 
@@ -215,9 +221,9 @@ def test_the_doctor_names_every_package_with_what_installs_it(fedlens, monkeypat
 
     extras = {name: names(wanted) for name, wanted in found["optional-dependencies"].items()}
     brought = {name: wanted for name, wanted in extras.items() if name not in ("dev", "docs")}
-    assert (names(found["dependencies"]), brought) == (doctor.NEEDED, doctor.OPTIONAL)
+    assert (names(found["dependencies"]), brought) == (machine.NEEDED, machine.OPTIONAL)
     here = {"datasets": "5.0.1", "triton": None}
-    monkeypatch.setattr(doctor, "_version", here.get)
+    monkeypatch.setattr(machine, "_version", here.get)
     lines = fedlens("doctor").out.splitlines()
     assert f"{'optional datasets':<28} 5.0.1" in lines
     assert f"{'optional ray':<28} missing: pip install 'fedlens[ray]'" in lines
@@ -305,3 +311,41 @@ def test_help_is_no_mistake(fedlens):
         status, out, err = fedlens(*words)
         assert (status, err) == (2, "")
         assert "Usage: fedlens" in out
+
+
+def test_images_that_are_set_apart_are_not_counted_as_training_images() -> None:
+    images = torch.zeros(10, 1, 2, 2, dtype=torch.uint8)
+    train, test = (
+        Examples(images, torch.arange(10) % 2),
+        Examples(images[:3], torch.zeros(3).long()),
+    )
+    whole = Dataset("toy", train, test, ("a", "b"))
+
+    def told(
+        dataset: Dataset,
+        clients: int,
+        names: list[str] | None = None,
+        validation: int = 0,
+        held_out: int = 0,
+    ) -> str:
+        setup: Any = SimpleNamespace(
+            dataset=dataset,
+            parts={"validation": range(validation)} if validation else {},
+            client_tests=SimpleNamespace(
+                part="train", holdings=SimpleNamespace(index=range(held_out))
+            ),
+            federation=SimpleNamespace(
+                num_clients=clients, described=lambda: SimpleNamespace(names=names)
+            ),
+        )
+        return run._found(setup)
+
+    start, end = "toy: 2 classes (a, b), ", "3 test images of 1×2×2, "
+    assert told(whole, 2) == f"{start}10 training and {end}2 clients"
+    assert told(whole, 1, None, 4) == f"{start}6 training, 4 validation and {end}1 client"
+    held_out = told(whole, 2, ["x", "y"], held_out=5)
+    assert (
+        held_out == f"{start}10 training (5 of them held out by clients) and {end}2 clients (x, y)"
+    )
+    own = replace(whole, validation=test)
+    assert told(own, 2, None, 3) == f"{start}10 training, 3 validation and {end}2 clients"

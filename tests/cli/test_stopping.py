@@ -48,7 +48,7 @@ def test_ctrl_c_in_a_command_is_one_line(fedlens, monkeypatch):
     def stop() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedlens.cli.doctor.doctor_command", stop)
+    monkeypatch.setattr("fedlens.cli.machine.doctor_command", stop)
     assert fedlens("doctor") == (130, "", "fedlens: stopped\n")
 
 

@@ -211,7 +211,7 @@ def test_what_happens_again_is_said_again(fedlens, monkeypatch):
         for _ in range(2):
             logging.getLogger("fedlens.engines").warning("a worker was lost")
 
-    monkeypatch.setattr("fedlens.cli.doctor.doctor_command", told)
+    monkeypatch.setattr("fedlens.cli.machine.doctor_command", told)
     assert fedlens("doctor").err == "fedlens: a worker was lost\n" * 2
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedlens.core.federation import AT_ONCE, Dataset, Examples, Federation, Fixed, Holdings, Split
+from fedlens.core.federation import AT_ONCE, Examples, Federation, Fixed, Holdings, Split
 from fedlens.data.emd import BLOCK, emd, emd_per_client
 from fedlens.data.partitions.by_draw import Drawn, drawn
-from fedlens.data.statistics import Counts, describe, found, summary
+from fedlens.data.statistics import Counts, describe, summary
 
 
 @st.composite
@@ -122,21 +121,3 @@ def test_the_distance_of_many_clients_is_that_of_all_together() -> None:
     counts = np.random.default_rng(0).integers(0, 9, (2 * BLOCK + 3, 4))
     whole = float(counts.sum(1) @ emd_per_client(counts) / counts.sum())
     assert emd(counts) == pytest.approx(whole, rel=1e-12)
-
-
-def test_images_that_are_set_apart_are_not_counted_as_training_images() -> None:
-    images = torch.zeros(10, 1, 2, 2, dtype=torch.uint8)
-    train, test = (
-        Examples(images, torch.arange(10) % 2),
-        Examples(images[:3], torch.zeros(3).long()),
-    )
-    whole = Dataset("toy", train, test, ("a", "b"))
-    start, end = "toy: 2 classes (a, b), ", "3 test images of 1×2×2, "
-    assert found(whole, 2, None) == f"{start}10 training and {end}2 clients"
-    assert found(whole, 1, None, 4) == f"{start}6 training, 4 validation and {end}1 client"
-    held_out = found(whole, 2, ["x", "y"], held_out=5)
-    assert (
-        held_out == f"{start}10 training (5 of them held out by clients) and {end}2 clients (x, y)"
-    )
-    own = replace(whole, validation=test)
-    assert found(own, 2, None, 3) == f"{start}10 training, 3 validation and {end}2 clients"

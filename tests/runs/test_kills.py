@@ -102,7 +102,7 @@ algorithm = "{algorithm}"
 
 def compare_job(place: Path) -> Job:
     """The command, whose page is drawn when the runs are done."""
-    from fedlens.cli.compare import compare_command
+    from fedlens.cli.run import compare_command
 
     files = []
     for algorithm in ("fedavg", "scaffold"):

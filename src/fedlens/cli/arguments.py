@@ -7,43 +7,44 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from fedlens.cli import completion
 from fedlens.data.places import existing
 from fedlens.storage.reading import argument, printable
 from fedlens.storage.run_files import to_json
 
-ExperimentFile = Annotated[Path, typer.Argument(help="An experiment file, TOML or JSON.")]
+ExperimentFile = Annotated[Path, Argument(help="An experiment file, TOML or JSON.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(
+    Argument(
         help="key=value: local.lr=0.1, algorithm.fedprox.mu=0.01 ...",
         autocompletion=completion.overrides,
     ),
 ]
-Seed = Annotated[int | None, typer.Option(help="The seed, in place of the experiment's.")]
+Seed = Annotated[int | None, Option(help="The seed, in place of the experiment's.")]
 DataFolder = Annotated[
     Path | None,
-    typer.Option("--data", help="Where to look for named data sets first.", callback=existing),
+    Option("--data", help="Where to look for named data sets first.", callback=existing),
 ]
 Track = Annotated[
-    list[str] | None, typer.Option(help="A tracker to log to as well: tensorboard, wandb ...")
+    list[str] | None, Option(help="A tracker to log to as well: tensorboard, wandb ...")
 ]
 RayAddress = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--ray-address",
         help="The Ray cluster of engine ray, HOST:PORT. [default: RAY_ADDRESS, or this machine]",
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress.")]
+Json = Annotated[bool, Option("--json", help="Print JSON, and nothing else.")]
 
 
 def name_cluster(address: str | None, engines: Iterable[str]) -> None:
@@ -58,9 +59,23 @@ def name_cluster(address: str | None, engines: Iterable[str]) -> None:
 FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers of a full disk or an exceeded quota
 
 
-def warn(text: str) -> None:
+def say(text: object) -> None:
+    """Print a line of results at once, also before what takes long."""
+    print(printable(str(text)), flush=True)
+
+
+def notify(text: object) -> None:
     """Print a line on stderr, so that stdout has results alone."""
-    print(f"fedlens: {printable(text)}", file=sys.stderr, flush=True)
+    print(printable(str(text)), file=sys.stderr, flush=True)
+
+
+def warn(text: object) -> None:
+    notify(f"fedlens: {text}")
+
+
+def paragraph(text: str) -> str:
+    """The text in lines of 80 characters."""
+    return textwrap.fill(printable(text), 80)
 
 
 def refuse_existing(out: Path, *beside: Path, overwrite: bool) -> None:

@@ -1,25 +1,35 @@
-"""`fedlens data`: list, download, prepare and verify data sets."""
+"""`fedlens data`, `import` and `partition`: data sets, folders of images, and who holds what."""
 
 from __future__ import annotations
 
+import csv
+import io
+import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
-from fedlens.cli import completion
-from fedlens.cli.arguments import DataFolder, Json, Quiet, print_json
+from fedlens.cli import arguments, completion
+from fedlens.cli.arguments import print_json, refuse_existing, say
+from fedlens.config.experiment import Experiment
 from fedlens.runs.progress import counted, megabytes, shown
+
+if TYPE_CHECKING:
+    from fedlens.data.pictures import Part
+    from fedlens.data.survey import Survey
 
 data_app = typer.Typer(no_args_is_help=True, help="List, download, verify and prepare data sets.")
 
 Into = Annotated[
-    Path | None, typer.Option("--data", help="Where to put it. [default: FEDLENS_DATA or cache]")
+    Path | None, Option("--data", help="Where to put it. [default: FEDLENS_DATA or cache]")
 ]
 
 
 @data_app.command("list")
-def data_list(data: DataFolder = None, as_json: Json = False) -> None:
+def data_list(data: arguments.DataFolder = None, as_json: arguments.Json = False) -> None:
     """What data sets there are, and where each was found."""
     from fedlens.data import Source
     from fedlens.data.fetch import listing
@@ -36,12 +46,12 @@ def data_list(data: DataFolder = None, as_json: Json = False) -> None:
 
 @data_app.command("get")
 def data_get(
-    name: Annotated[str, typer.Argument(help="The data set.", autocompletion=completion.data_sets)],
+    name: Annotated[str, Argument(help="The data set.", autocompletion=completion.data_sets)],
     have: Annotated[
-        Path | None, typer.Option("--from", help="Files you already have: a folder or an archive.")
+        Path | None, Option("--from", help="Files you already have: a folder or an archive.")
     ] = None,
     data: Into = None,
-    quiet: Quiet = False,
+    quiet: arguments.Quiet = False,
 ) -> None:
     """Download a data set, or take files that you have."""
     from fedlens.data import Source
@@ -59,16 +69,14 @@ def data_get(
 
 @data_app.command("prepare")
 def data_prepare(
-    name: Annotated[
-        str, typer.Argument(help="The data set.", autocompletion=completion.large_data_sets)
-    ],
+    name: Annotated[str, Argument(help="The data set.", autocompletion=completion.large_data_sets)],
     metadata: Annotated[
-        Path, typer.Option("--from", help="The folder of its split files, or of its metadata.")
+        Path, Option("--from", help="The folder of its split files, or of its metadata.")
     ],
-    images: Annotated[Path, typer.Option(help="The folder of its images, at any depth.")],
-    size: Annotated[int, typer.Option(help="Images become size × size.")] = 96,
+    images: Annotated[Path, Option(help="The folder of its images, at any depth.")],
+    size: Annotated[int, Option(help="Images become size × size.")] = 96,
     data: Into = None,
-    quiet: Quiet = False,
+    quiet: arguments.Quiet = False,
 ) -> None:
     """Decode a large data set once. What was stopped goes on where it was."""
     from fedlens.data import Source, store
@@ -88,11 +96,9 @@ def data_prepare(
 def data_check(
     name: Annotated[
         str | None,
-        typer.Argument(
-            help="The data set. [default: all here]", autocompletion=completion.data_sets
-        ),
+        Argument(help="The data set. [default: all here]", autocompletion=completion.data_sets),
     ] = None,
-    data: DataFolder = None,
+    data: arguments.DataFolder = None,
 ) -> None:
     """Verify the files of a data set against the published checksums."""
     from fedlens.data import Source
@@ -108,3 +114,222 @@ def data_check(
                 bad.append(one)
     if bad:
         raise ValueError(f"{bad[0]} is damaged or incomplete: {remedy_for(bad[0])}")
+
+
+PARTS: tuple[Part, ...] = ("train", "validation", "test")
+ROUNDS = 30
+NUM_CLIENTS = 10  # if there are no sites
+MOST_TOLD = 20  # lines of one kind at most: with many sites, most of them lack some class
+
+
+def import_command(
+    folder: Annotated[Path, Argument(help="A folder of images.")],
+    out: Annotated[Path | None, Option(help="The experiment file. [default: NAME.toml]")] = None,
+    layout: Annotated[
+        Literal["class", "site/class", "class/site"] | None,
+        Option(help="What the folders stand for, the outermost first."),
+    ] = None,
+    megapixels: Annotated[
+        float | None, Option(help="Leave out images of more. [default: 100]")
+    ] = None,
+    overwrite: Annotated[bool, Option(help="Replace files that are there.")] = False,
+    quiet: arguments.Quiet = False,
+) -> None:
+    """Inspect a folder of images, and write an experiment for it."""
+    from fedlens.data.pictures import MEGAPIXELS
+    from fedlens.data.survey import survey
+    from fedlens.storage.files import write_atomically
+    from fedlens.storage.reading import argument
+    from fedlens.storage.run_files import is_run, runs_in
+    from fedlens.storage.tables import to_toml
+
+    if runs := [one for one in runs_in(folder) if is_run(one)]:
+        raise ValueError(f"{folder} has runs in it, as {runs[0]}: name a folder of images")
+    described = out or Path(f"{folder.resolve().name}.toml")
+    if described.suffix != ".toml":
+        raise ValueError(f"--out {described}: let its name end in .toml")
+    listed = described.with_suffix(".csv")
+    refuse_existing(described, listed, overwrite=overwrite)
+    with shown(not quiet, counted, "images") as watch:
+        found = survey(folder, layout, watch, megapixels or MEGAPIXELS)
+    experiment = _experiment(found, listed, megapixels)
+    write_atomically(listed, _rows(found, listed.parent).encode())
+    write_atomically(described, to_toml(experiment).encode())
+    for line in _told(found):
+        say(line)
+    print(f"images:     {listed}")
+    print(f"experiment: {described}")
+    print(f"next:       fedlens run {argument(described)}")
+
+
+def _rows(found: Survey, base: Path) -> str:
+    """The content of the csv file, without images that cannot be decoded."""
+    has_split = any(one.split for one in found.seen)
+    header = ["path", "label", *["client"] * bool(found.sites), *["split"] * has_split]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    for one in found.seen:
+        path = Path(os.path.relpath(found.folder / one.path, base)).as_posix()
+        cells = {"path": path, "label": one.label, "client": one.site, "split": one.split}
+        writer.writerow([cells[name] for name in header])
+    return text.getvalue()
+
+
+def _experiment(found: Survey, listed: Path, megapixels: float | None) -> dict[str, Any]:
+    dataset: dict[str, Any] = {"name": "csv", "path": listed.name, "channels": found.channels}
+    if found.side is not None:
+        dataset["size"] = found.side
+    if megapixels is not None:
+        dataset["megapixels"] = megapixels
+    clients: dict[str, Any] = {"count": _num_clients(found), "partition": "iid"}
+    if found.sites:
+        clients = {"partition": {"name": "natural", "column": "client"}}
+    return {
+        "dataset": dataset,
+        "model": "simple-cnn",
+        "rounds": ROUNDS,
+        "clients": clients,
+        "local": {"epochs": 2, "batch_size": 16, "lr": 0.05},
+    }
+
+
+def _num_clients(found: Survey) -> int:
+    """Clients if there are no sites: no more than the images that are left to train on."""
+    return min(NUM_CLIENTS, _num_train(found))
+
+
+def _num_train(found: Survey) -> int:
+    """The images that a run of the experiment trains on; refuses those that leave none to test."""
+    from fedlens.data.arrays import held_out
+    from fedlens.data.pictures import TEST_SHARE
+
+    if found.parts["test"]:
+        return found.parts["train"]
+    classes = sorted(found.classes)
+    labels = [classes.index(one.label) for one in found.seen]
+    sites = [one.site or "" for one in found.seen]
+    paths = [str(one.path) for one in found.seen]
+    return held_out(paths, labels, TEST_SHARE, sites, found.folder).count(False)
+
+
+def _told(found: Survey) -> list[str]:
+    """Lines on what was found and what was assumed."""
+    from fedlens.data.class_names import one_class_twice
+
+    classes = ", ".join(f"{name} {count:,}" for name, count in sorted(found.classes.items()))
+    sizes = sorted({one.size for one in found.seen})
+    shapes = [f"{width}×{height}" for width, height in sizes]
+    lines = [f"found {len(found.seen):,} images of {len(found.classes)} classes: {classes}"]
+    if found.sites:
+        sites = ", ".join(f"{name} {count:,}" for name, count in sorted(found.sites.items()))
+        lines.append(f"found {len(found.sites)} site{'s' * (len(found.sites) != 1)}: {sites}")
+    if found.laid.part_level is not None:
+        parts = found.parts
+        told = ", ".join(f"{name} {parts[name]:,}" for name in PARTS if parts[name])
+        lines.append(f"found parts, as folders are called: {told}")
+    lines += _first([f"missing: {site} has no {label}" for site, label in found.missing])
+    lines += _first([f"two names: {line}" for line in one_class_twice(found.classes)])
+    lines += _first([f"left out: {line}" for line in found.broken])
+    lines += _skipped(found)
+    for kind, keep, is_same in (
+        ("two classes", "the one that is right", False),
+        ("twice", "one", True),
+    ):
+        twins = [(a.path, b.path) for a, b in found.twins if (a.label == b.label) == is_same]
+        lines += _first([f"{kind}: {a} and {b} are the same image: keep {keep}" for a, b in twins])
+    if found.layout != "class":
+        other = "class/site" if found.layout == "site/class" else "site/class"
+        lines.append(
+            f"assumed: folders are {found.layout}; else add --layout {other} or --layout class"
+        )
+        if len(found.sites) == 1 and found.laid.part_level is None:
+            (site,) = found.sites
+            inside = found.folder / found.seen[0].path.parts[0]
+            lines.append(f"assumed: {site} is a site, and the only one; else import {inside}")
+    else:
+        lines.append(f"assumed: no sites, so {_num_clients(found)} clients get equal random parts")
+    if found.laid.remark is not None:
+        lines.append(f"assumed: {found.laid.remark}")
+    if found.deeper is not None:
+        lines.append(f"assumed: folders within those say nothing, such as {found.deeper}")
+    if found.side is not None:
+        several = f"{len(sizes)} sizes, from {shapes[0]} to {shapes[-1]}"
+        lines.append(
+            f"assumed: all are resized to {found.side}×{found.side}, for they are of "
+            f"{shapes[0] if len(sizes) == 1 else several}; else change size"
+        )
+    lines.append(f"assumed: {'gray' if found.channels == 1 else 'colour'}; else change channels")
+    return lines
+
+
+def _skipped(found: Survey) -> list[str]:
+    """A line on files and folders that were skipped, which need not be a mistake; else none."""
+    from fedlens.data.survey import kinds_of
+
+    said, folders = [], found.bare
+    if count := found.suffixes.total():
+        what = "1 file" if count == 1 else f"{count:,} files"
+        said.append(f"{what} that cannot be read as images ({kinds_of(found.suffixes)})")
+    if folders:
+        names = [folder.as_posix() for folder in folders[:3]] + ["..."] * (len(folders) > 3)
+        what = "1 folder" if len(folders) == 1 else f"{len(folders):,} folders"
+        said.append(f"{what} without images ({', '.join(names)})")
+    return [f"skipped: {', and '.join(said)}"] if said else []
+
+
+def _first(lines: list[str]) -> list[str]:
+    """At most `MOST_TOLD` of the lines, and how many more there are."""
+    more = len(lines) - MOST_TOLD
+    kind = lines[0].partition(":")[0] if lines else ""
+    return [*lines[:MOST_TOLD], f"{kind}: and {more:,} more"] if more > 0 else lines
+
+
+def partition_command(
+    experiment: arguments.ExperimentFile,
+    overrides: arguments.Overrides = None,
+    seed: Annotated[int | None, Option(help="Which draw of the split.")] = None,
+    out: Annotated[Path | None, Option(help="The picture. [default: NAME-split.png]")] = None,
+    data: arguments.DataFolder = None,
+    quiet: arguments.Quiet = False,
+    as_json: arguments.Json = False,
+) -> None:
+    """Show which client holds which classes, before any training."""
+    if out is not None and out.suffix != ".png":
+        raise ValueError(f"--out {out}: the picture is a PNG file, let its name end in .png")
+    chosen = [] if seed is None else [f"clients.seed={seed}"]
+    described = Experiment.read(experiment, [*(overrides or []), *chosen])
+    from fedlens.data import statistics  # these import PyTorch, which mistakes need not wait for
+    from fedlens.setup import federate
+
+    with shown(not quiet, counted, "reading images") as watch:
+        dataset, federation = federate(described, data, watch)
+    with shown(not quiet, counted, "clients") as watch:
+        counts = statistics.Counts.of(federation, watch)
+    if as_json:
+        print_json(statistics.summary(counts))
+    else:
+        for line in statistics.describe(counts):
+            say(line)
+        crossed = statistics.cross_table(counts, dataset.classes)
+        if crossed is not None:
+            from fedlens.report.tables import table
+
+            print(table(*crossed))
+    if out is not None or not as_json:
+        from fedlens.report.partition import draw, draw_map, title_of
+
+        named = described.clients.partition
+        title = title_of(dataset.name, named)
+        path = out or Path(f"{experiment.stem}-split.png")
+        draw(counts.by_class.numpy(), dataset.classes, title, path, counts.names)
+        said_to = sys.stderr if as_json else sys.stdout
+        print(f"picture: {path}", file=said_to)
+        places = [named.options.get(key, key) for key in ("lat", "lon")]
+        cells = named.name == "s2" or named.options.get("column") == "cell"
+        columns = federation.examples.columns
+        if cells and all(name in columns for name in places):
+            lat, lon = (columns[name].astype(float) for name in places)
+            path = path.with_name(f"{path.stem}-map{path.suffix}")
+            draw_map(lat, lon, federation.everyone(0), title, path)
+            print(f"map: {path}", file=said_to)

@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from fedlens.cli.arguments import (
-    DataFolder,
-    ExperimentFile,
-    Json,
-    Overrides,
-    Quiet,
-    print_json,
-)
-from fedlens.cli.stopping import Stopped
+from fedlens.cli import arguments
+from fedlens.cli.arguments import notify, print_json, say
+from fedlens.cli.stopping import going_on_by
 from fedlens.config.experiment import Experiment
 from fedlens.fleet import CACHE
 from fedlens.runs.progress import in_rounds, shown
 from fedlens.storage.locks import one_writer
-from fedlens.storage.reading import argument, printable
+from fedlens.storage.reading import argument
 from fedlens.storage.run_files import can_go_on, identity, to_json
 
 fleet_app = typer.Typer(no_args_is_help=True, help="A real federation: a server, and sites.")
 
 FLOWER = ("1.41", "1.42")  # the versions that it was tried with
-Out = Annotated[Path | None, typer.Option(help="The run folder. [default: runs/NAME]")]
-
-
-def _notify(line: str) -> None:
-    print(printable(line), file=sys.stderr, flush=True)  # it may quote what others sent
+Out = Annotated[Path | None, Option(help="The run folder. [default: runs/NAME]")]
 
 
 def _check_installed() -> None:
@@ -50,11 +41,11 @@ def _check_installed() -> None:
 
 @fleet_app.command("keys")
 def keys_command(
-    folder: Annotated[Path, typer.Argument(help="Where the keys are put.")],
+    folder: Annotated[Path, Argument(help="Where the keys are put.")],
     host: Annotated[
-        list[str] | None, typer.Option(help="An address or name by which sites reach the server.")
+        list[str] | None, Option(help="An address or name by which sites reach the server.")
     ] = None,
-    site: Annotated[str | None, typer.Option(help="The name of a site.")] = None,
+    site: Annotated[str | None, Option(help="The name of a site.")] = None,
 ) -> None:
     """Make the keys of a server (--host), or of a site (--site). Nothing is overwritten."""
     _check_installed()
@@ -72,26 +63,25 @@ def keys_command(
 
 @fleet_app.command("serve")
 def serve_command(
-    experiment: ExperimentFile,
-    overrides: Overrides = None,
-    keys: Annotated[
-        Path, typer.Option(help="The server's keys, and the *.pub of its sites.")
-    ] = Path("fleet-keys"),
-    address: Annotated[str, typer.Option(help="Where sites reach it.")] = "0.0.0.0:9092",
+    experiment: arguments.ExperimentFile,
+    overrides: arguments.Overrides = None,
+    keys: Annotated[Path, Option(help="The server's keys, and the *.pub of its sites.")] = Path(
+        "fleet-keys"
+    ),
+    address: Annotated[str, Option(help="Where sites reach it.")] = "0.0.0.0:9092",
     home: Annotated[
-        Path | None, typer.Option(help="What it remembers of sites. [default: KEYS/server]")
+        Path | None, Option(help="What it remembers of sites. [default: KEYS/server]")
     ] = None,
     out: Out = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace a run that is there.")] = False,
-    resume: Annotated[bool, typer.Option(help="Go on with the run that is there.")] = False,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for sites.")] = 3600.0,
+    overwrite: Annotated[bool, Option(help="Replace a run that is there.")] = False,
+    resume: Annotated[bool, Option(help="Go on with the run that is there.")] = False,
+    wait: Annotated[float, Option(min=0, help="Seconds to wait for sites.")] = 3600.0,
     at_least: Annotated[
-        int | None,
-        typer.Option(min=1, help="Begin with this many sites, if others do not come in time."),
+        int | None, Option(min=1, help="Begin with this many sites, if others do not come in time.")
     ] = None,
-    data: DataFolder = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    data: arguments.DataFolder = None,
+    quiet: arguments.Quiet = False,
+    as_json: arguments.Json = False,
 ) -> None:
     """Run an experiment on the sites that join."""
     _check_installed()
@@ -126,34 +116,30 @@ def serve_command(
         wait=wait,
         at_least=at_least,
     )
-    replaced = None if resume else identity(folder)
-    try:
-        with shown(not quiet, in_rounds, folder.name, described.rounds) as watch:
-            status = serve(described, job, keys, place, host, port, _notify, watch)
-    except KeyboardInterrupt as error:
-        if can_go_on(folder, replaced):
-            raise Stopped("go on with the same command and --resume") from error
-        raise
+    can = partial(can_go_on, folder, None if resume else identity(folder))
+    with (
+        going_on_by("go on with the same command and --resume", can),
+        shown(not quiet, in_rounds, folder.name, described.rounds) as watch,
+    ):
+        status = serve(described, job, keys, place, host, port, notify, watch)
     with drawing(not quiet) as draw:
         finish_run(folder, status, as_json, draw)
 
 
 @fleet_app.command("join")
 def join_command(
-    server: Annotated[str, typer.Option(help="HOST:PORT of the server.")],
-    data: Annotated[
-        Path, typer.Option(help="Its examples: a .npz file, or a folder of class folders.")
-    ],
-    name: Annotated[str, typer.Option(help="The name of the site, that of its key.")],
+    server: Annotated[str, Option(help="HOST:PORT of the server.")],
+    data: Annotated[Path, Option(help="Its examples: a .npz file, or a folder of class folders.")],
+    name: Annotated[str, Option(help="The name of the site, that of its key.")],
     home: Annotated[
-        Path | None, typer.Option(help="Its own folder: keys, policy, memory. [default: ./NAME]")
+        Path | None, Option(help="Its own folder: keys, policy, memory. [default: ./NAME]")
     ] = None,
-    device: Annotated[str, typer.Option(help="Where it trains: cpu, or cuda.")] = "cpu",
+    device: Annotated[str, Option(help="Where it trains: cpu, or cuda.")] = "cpu",
     wait: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait for a server, and to be let in.")
+        float, Option(min=0, help="Seconds to wait for a server, and to be let in.")
     ] = 3600.0,
     cache: Annotated[
-        bool, typer.Option(help="Keep decoded images in its folder, to read them once.")
+        bool, Option(help="Keep decoded images in its folder, to read them once.")
     ] = True,
 ) -> None:
     """Take part with the examples of this site, until interrupted."""
@@ -165,27 +151,21 @@ def join_command(
     check_site_keys(place, name)
     from fedlens.fleet.join import join
 
-    def notify(line: str) -> None:
-        _notify(f"{name}: {line}")
-
-    try:
-        join(place, name, data, server, device, wait, notify, cache)
-    except KeyboardInterrupt as error:
-        if (place / CACHE).is_dir():
-            raise Stopped(
-                f"{place / CACHE} keeps its decoded images for the next run: "
-                f"`fedlens fleet clean {argument(place)}` deletes them"
-            ) from error
-        raise
+    kept = (
+        f"{place / CACHE} keeps its decoded images for the next run: "
+        f"`fedlens fleet clean {argument(place)}` deletes them"
+    )
+    with going_on_by(kept, (place / CACHE).is_dir):
+        join(place, name, data, server, device, wait, lambda line: notify(f"{name}: {line}"), cache)
 
 
 @fleet_app.command("approve")
 def approve_command(
-    home: Annotated[Path, typer.Argument(help="The site's own folder.")],
+    home: Annotated[Path, Argument(help="The site's own folder.")],
     digits: Annotated[
-        str | None, typer.Argument(help="The first digits of its hash. [default: what is offered]")
+        str | None, Argument(help="The first digits of its hash. [default: what is offered]")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Approve without asking.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Approve without asking.")] = False,
 ) -> None:
     """Show what a server asks of this site, and approve it."""
     _check_home(home)
@@ -226,15 +206,15 @@ def approve_command(
 
 @fleet_app.command("log")
 def log_command(
-    home: Annotated[Path, typer.Argument(help="The own folder of a site, or of a server.")],
+    home: Annotated[Path, Argument(help="The own folder of a site, or of a server.")],
     check: Annotated[
-        bool, typer.Option("--verify", help="Find lines that were changed, taken out or cut off.")
+        bool, Option("--verify", help="Find lines that were changed, taken out or cut off.")
     ] = False,
     against: Annotated[
         Path | None,
-        typer.Option(help="With --verify: the folder of another log, which notes marks of it."),
+        Option(help="With --verify: the folder of another log, which notes marks of it."),
     ] = None,
-    as_json: Json = False,
+    as_json: arguments.Json = False,
 ) -> None:
     """What was asked, approved, refused and sent."""
     _check_home(home)
@@ -242,22 +222,21 @@ def log_command(
 
     if not check:
         for line in Log(home).events():
-            print(to_json(line) if as_json else printable(in_words(line)))
+            say(to_json(line) if as_json else in_words(line))
         return
     found = verify(home)
     wrong = found.wrong + ([] if against is None else found.against(against))
     if as_json:
         print_json({"lines": found.head.line, "mark": found.head.mark, "wrong": wrong})
     else:
-        print(
-            printable("\n".join(wrong), kept="\n") or "nothing is changed, and nothing is missing"
-        )
+        for words in wrong or ["nothing is changed, and nothing is missing"]:
+            say(words)
         print(f"{found.head.line} lines, which end with {found.head.mark}")
     raise SystemExit(1 if wrong else 0)
 
 
 @fleet_app.command("clean")
-def clean_command(home: Annotated[Path, typer.Argument(help="The site's own folder.")]) -> None:
+def clean_command(home: Annotated[Path, Argument(help="The site's own folder.")]) -> None:
     """Delete the decoded images that a site keeps in its folder."""
     _check_home(home)
     with one_writer(home):
@@ -270,15 +249,15 @@ def clean_command(home: Annotated[Path, typer.Argument(help="The site's own fold
 
 @fleet_app.command("try")
 def try_command(
-    experiment: ExperimentFile,
-    overrides: Overrides = None,
+    experiment: arguments.ExperimentFile,
+    overrides: arguments.Overrides = None,
     sites: Annotated[
-        int | None, typer.Option(min=1, help="How many sites. [default: the experiment's clients]")
+        int | None, Option(min=1, help="How many sites. [default: the experiment's clients]")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Keep the run here.")] = None,
-    data: DataFolder = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    out: Annotated[Path | None, Option(help="Keep the run here.")] = None,
+    data: arguments.DataFolder = None,
+    quiet: arguments.Quiet = False,
+    as_json: arguments.Json = False,
 ) -> None:
     """Run a whole federation here, and compare it with the simulation."""
     _check_installed()
@@ -291,15 +270,15 @@ def try_command(
     described = of_sites(given, sites)
     if out is not None:
         check_free(out, overwrite=False, remedy="choose another --out")
-    notify = (lambda _: None) if quiet else _notify
+    tell = (lambda _: None) if quiet else notify
     if sites is not None and given.clients.count not in (None, sites):
         whom = _number(sites, "site")
-        notify(f"{whom} in the place of the experiment's {_number(given.clients.count, 'client')}")
+        tell(f"{whom} in the place of the experiment's {_number(given.clients.count, 'client')}")
     with tempfile.TemporaryDirectory(prefix="fedlens-fleet-", ignore_cleanup_errors=True) as place:
         folder, where = Path(place), out or Path(place) / "run"
         try:
             with shown(not quiet, in_rounds, "fleet", described.rounds) as watch:
-                found = run_sites(described, folder, where, notify, data, watch)
+                found = run_sites(described, folder, where, tell, data, watch)
         except OtherClients as error:
             raise OtherClients(error.what, error.found, "choose --sites") from error
         with shown(not quiet, in_rounds, "simulated", described.rounds) as watch:
@@ -316,11 +295,11 @@ def try_command(
 
 @fleet_app.command("app")
 def app_command(
-    experiment: ExperimentFile,
-    overrides: Overrides = None,
-    folder: Annotated[Path, typer.Option("--to", help="Where the app is put.")] = Path("app"),
-    sites: Annotated[int, typer.Option(min=1, help="How many sites it waits for.")] = 2,
-    out: Annotated[str, typer.Option(help="The run folder, on the server.")] = "runs/fleet",
+    experiment: arguments.ExperimentFile,
+    overrides: arguments.Overrides = None,
+    folder: Annotated[Path, Option("--to", help="Where the app is put.")] = Path("app"),
+    sites: Annotated[int, Option(min=1, help="How many sites it waits for.")] = 2,
+    out: Annotated[str, Option(help="The run folder, on the server.")] = "runs/fleet",
 ) -> None:
     """Make a Flower app of an experiment, for `flwr run`."""
     if folder.exists():

@@ -16,6 +16,7 @@ from typing import Annotated, Any, TextIO, cast
 import click
 import typer
 import typer.core
+from typer import Option
 
 from fedlens.cli.arguments import FULL
 from fedlens.cli.completion import known_keys
@@ -46,24 +47,16 @@ class PlainStream:
 LONGEST_LINE = 20_000  # characters of an error message, which may name many files
 
 VERBS = {
-    "run": "run",
-    "resume": "run",
-    "sweep": "sweep",
+    **dict.fromkeys(("run", "resume", "sweep"), "run"),
     "report": "report",
-    "compare": "compare",
+    "compare": "run",
     "watch": "report",
-    "predict": "predict",
-    "evaluate": "predict",
-    "export": "predict",
+    **dict.fromkeys(("predict", "evaluate", "export"), "predict"),
     "reproduce": "reproduce",
-    "new": "new",
-    "import": "import_images",
-    "partition": "partition",
-    "list": "names",
-    "explain": "names",
-    "schema": "names",
-    "bench": "bench",
-    "doctor": "doctor",
+    "new": "machine",
+    **dict.fromkeys(("import", "partition"), "data"),
+    **dict.fromkeys(("list", "explain", "schema"), "names"),
+    **dict.fromkeys(("bench", "doctor"), "machine"),
 }
 """The commands, and the module of each, which is imported only if it is asked for."""
 GROUPS = ("data", "fleet", "privacy")
@@ -79,7 +72,7 @@ def _version(wanted: bool) -> None:
 
 def fedlens_command(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+        bool, Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Federated learning for vision.

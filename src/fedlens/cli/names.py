@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import click
-import typer
+from typer import Argument, Option
 
 from fedlens.cli import completion
 from fedlens.cli.arguments import refuse_existing
@@ -19,6 +19,7 @@ WORDS = {
     "partitions": "How examples are divided among clients.",
     "devices": "How fast clients' devices are, on a virtual clock.",
     "engines": "How clients are trained: one by one, side by side, by processes, on a cluster.",
+    "attacks": "What clients that attack do to their data, or to what they send.",
     "losses": "What clients minimise.",
     "metrics": "What is measured besides accuracy.",
     "optimizers": "How clients take their steps.",
@@ -33,10 +34,9 @@ WORDS = {
 
 def list_command(
     kind: Annotated[
-        str | None,
-        typer.Argument(click_type=click.Choice([*KINDS]), help=f"one of {', '.join(KINDS)}"),
+        str | None, Argument(click_type=click.Choice([*KINDS]), help=f"one of {', '.join(KINDS)}")
     ] = None,
-    long: Annotated[bool, typer.Option("--long", help="With options, and what each is.")] = False,
+    long: Annotated[bool, Option("--long", help="With options, and what each is.")] = False,
 ) -> None:
     """Print the names that an experiment can use, and what each is.
 
@@ -86,7 +86,7 @@ def _measured(recipe: str, whole: bool = False) -> str:
 def explain_command(
     key: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="A key of an experiment, as local.lr, a section, or a name: fedprox ...",
             autocompletion=completion.keys,
         ),
@@ -100,8 +100,8 @@ def explain_command(
 
 
 def schema_command(
-    out: Annotated[Path | None, typer.Option(help="The file. [default: print it]")] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace the file that is there.")] = False,
+    out: Annotated[Path | None, Option(help="The file. [default: print it]")] = None,
+    overwrite: Annotated[bool, Option(help="Replace the file that is there.")] = False,
 ) -> None:
     """Write the JSON Schema of experiment files, for editors."""
     from fedlens.config.explained import schema

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from fedlens.cli.arguments import Json, Quiet, print_json, refuse_existing, warn
 from fedlens.runs.progress import counted, shown, working
@@ -16,18 +16,16 @@ from fedlens.storage.run_files import EXPERIMENT, check_run
 if TYPE_CHECKING:
     from fedlens.data.pictures import Undecodable
 
-Best = Annotated[bool, typer.Option("--best", help="The model that was best on validation.")]
-Client = Annotated[
-    str | None, typer.Option(help="The own model of this client, by its name or number.")
-]
+Best = Annotated[bool, Option("--best", help="The model that was best on validation.")]
+Client = Annotated[str | None, Option(help="The own model of this client, by its name or number.")]
 SEEN = ("trained_on", "new")  # images that the run trained on, and other images
-TrainedRun = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
+TrainedRun = Annotated[Path, Argument(metavar="RUN", help="The folder of a finished run.")]
 
 
 def predict_command(
     run: TrainedRun,
-    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
-    top: Annotated[int, typer.Option(help="How many classes to name, the likeliest first.")] = 3,
+    images: Annotated[list[Path], Argument(help="Image files, or folders of them.")],
+    top: Annotated[int, Option(help="How many classes to name, the likeliest first.")] = 3,
     best: Best = False,
     client: Client = None,
     quiet: Quiet = False,
@@ -71,7 +69,7 @@ def predict_command(
 def evaluate_command(
     run: TrainedRun,
     data: Annotated[
-        Path, typer.Option(help="A folder of class folders, of sites or not; or a csv file.")
+        Path, Option(help="A folder of class folders, of sites or not; or a csv file.")
     ],
     best: Best = False,
     client: Client = None,
@@ -121,15 +119,15 @@ def evaluate_command(
 def export_command(
     run: TrainedRun,
     out: Annotated[
-        Path, typer.Option(help="The file; its model card is called as it is, with .md after it.")
+        Path, Option(help="The file; its model card is called as it is, with .md after it.")
     ],
     kind: Annotated[
         Literal["onnx", "torchscript", "safetensors"] | None,
-        typer.Option("--format", help="onnx, torchscript or safetensors. [default: by the name]"),
+        Option("--format", help="onnx, torchscript or safetensors. [default: by the name]"),
     ] = None,
     best: Best = False,
     client: Client = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace files that are there.")] = False,
+    overwrite: Annotated[bool, Option(help="Replace files that are there.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Export the model of a run: ONNX, TorchScript or safetensors. A model card is added."""

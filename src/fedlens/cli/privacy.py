@@ -9,20 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from fedlens.cli.arguments import (
-    DataFolder,
-    Json,
-    Overrides,
-    once_written,
-    print_json,
-    refuse_existing,
-)
-from fedlens.cli.audit import audit_command
+from fedlens.cli import arguments
+from fedlens.cli.arguments import once_written, print_json, refuse_existing, say, warn
 from fedlens.config.experiment import Experiment
 from fedlens.config.sections import demand
 from fedlens.privacy.events import Sampling
-from fedlens.storage.reading import printable
+from fedlens.runs.progress import counted, in_rounds, shown
 
 if TYPE_CHECKING:  # it imports numpy
     from fedlens.privacy.protection import Protection
@@ -30,8 +24,6 @@ if TYPE_CHECKING:  # it imports numpy
 privacy_app = typer.Typer(
     no_args_is_help=True, help="Plan differential privacy, account for it, and attack a run."
 )
-
-privacy_app.command("audit")(audit_command)
 
 NEIGHBOURS = {
     "poisson": "one federation has one client more",
@@ -46,30 +38,26 @@ LARGEST = 1_000_000  # rounds: with more the accountant's grid needs too much me
 
 @privacy_app.command("plan")
 def plan_command(
-    experiment: Annotated[
-        Path | None, typer.Argument(help="An experiment file, TOML or JSON.")
-    ] = None,
-    overrides: Overrides = None,
-    noise: Annotated[
-        float | None, typer.Option(help="The noise's standard deviation, in clips.")
-    ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Find the noise for this ε.")] = None,
-    delta: Annotated[float | None, typer.Option(help=f"[default: {DELTA}]")] = None,
+    experiment: Annotated[Path | None, Argument(help="An experiment file, TOML or JSON.")] = None,
+    overrides: arguments.Overrides = None,
+    noise: Annotated[float | None, Option(help="The noise's standard deviation, in clips.")] = None,
+    epsilon: Annotated[float | None, Option(help="Find the noise for this ε.")] = None,
+    delta: Annotated[float | None, Option(help=f"[default: {DELTA}]")] = None,
     sampling: Annotated[
         Sampling | None,
-        typer.Option(
+        Option(
             help="Each by its own chance, a fixed number, or not drawn at all. [default: poisson]"
         ),
     ] = None,
-    clients: Annotated[int | None, typer.Option(help="Without a file: all clients.")] = None,
-    per_round: Annotated[int | None, typer.Option(help="Without a file: those in a round.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Without a file: the rounds.")] = None,
-    data: DataFolder = None,
+    clients: Annotated[int | None, Option(help="Without a file: all clients.")] = None,
+    per_round: Annotated[int | None, Option(help="Without a file: those in a round.")] = None,
+    rounds: Annotated[int | None, Option(help="Without a file: the rounds.")] = None,
+    data: arguments.DataFolder = None,
     out: Annotated[
-        Path | None, typer.Option(help="A folder for a page with a picture of ε over rounds.")
+        Path | None, Option(help="A folder for a page with a picture of ε over rounds.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace the page of before.")] = False,
-    as_json: Json = False,
+    overwrite: Annotated[bool, Option(help="Replace the page of before.")] = False,
+    as_json: arguments.Json = False,
 ) -> None:
     """What ε a run would have, before anything trains."""
     if out is not None:
@@ -125,12 +113,12 @@ def plan_command(
 
 @privacy_app.command("ledger")
 def ledger_command(
-    file: Annotated[Path, typer.Argument(help="A ledger: the file that privacy.ledger names.")],
+    file: Annotated[Path, Argument(help="A ledger: the file that privacy.ledger names.")],
     limit: Annotated[
-        float | None, typer.Option(help="The most ε that may be spent on each data set.")
+        float | None, Option(help="The most ε that may be spent on each data set.")
     ] = None,
-    delta: Annotated[float, typer.Option(help="The δ that ε is for.")] = 1e-5,
-    as_json: Json = False,
+    delta: Annotated[float, Option(help="The δ that ε is for.")] = 1e-5,
+    as_json: arguments.Json = False,
 ) -> None:
     """What was spent on data over all experiments, and the limit of it."""
     from fedlens.privacy.ledger import Ledger, Limit, total
@@ -161,13 +149,84 @@ def ledger_command(
         return
     for one in found:
         print(
-            f"{one['data']} ({one['digest'][:12]}): epsilon {shown(one['epsilon'])} at delta "
+            f"{one['data']} ({one['digest'][:12]}): epsilon {rounded(one['epsilon'])} at delta "
             f"{delta:g} for each {one['unit']}, by {one['rounds']:,} rounds of {one['runs']:,} runs"
         )
     if not found:
         print("nothing is spent yet")
     if ledger.limit is not None:
         print(f"limit: epsilon {ledger.limit.epsilon:g} at delta {ledger.limit.delta:g}")
+
+
+@privacy_app.command("audit")
+def audit_command(
+    experiment: arguments.ExperimentFile,
+    overrides: arguments.Overrides = None,
+    out: Annotated[
+        Path | None, Option(help="The folder of the page. [default: runs/audit-NAME]")
+    ] = None,
+    shadows: Annotated[int, Option(help="How many shadow runs, 4 or more.")] = 16,
+    client: Annotated[int, Option(help="Whose upload is attacked.")] = 0,
+    data: arguments.DataFolder = None,
+    overwrite: Annotated[bool, Option(help="Replace the page of before.")] = False,
+    quiet: arguments.Quiet = False,
+    as_json: arguments.Json = False,
+) -> None:
+    """Attack an experiment: who was in its data, which images come back?"""
+    from fedlens.audit import membership
+    from fedlens.audit.canaries import measure
+    from fedlens.audit.page import blocks, measured, rebuilt, verdict
+    from fedlens.audit.reconstruction import reconstructions
+    from fedlens.report.page import render_page
+    from fedlens.setup import build
+
+    described = Experiment.read(experiment, overrides or [])
+    if described.privacy is not None:  # what an audit trains is not published
+        described = replace(described, privacy=replace(described.privacy, ledger=None))
+    folder = out or Path("runs") / f"audit-{experiment.stem}"
+    membership.check_shadows(shadows)
+    refuse_existing(folder / "report.html", overwrite=overwrite)
+    setup = build(described, data)
+    images = []
+    if setup.network.buffers:
+        warn('no images are sought: the attack needs a model without batch norm (norm = "group")')
+    else:
+        with shown(not quiet, counted, "images from an upload") as bar:
+            images = reconstructions(setup, client, bar)
+    claim = None
+    if described.privacy is not None:
+        with shown(not quiet, in_rounds, "canaries", described.rounds) as watch:
+            claim = measure(setup, watch)
+    with shown(not quiet, counted, "rounds of shadow runs") as bar:
+        found = membership.audit(setup, shadows, bar)
+    with once_written():
+        page = render_page(
+            f"Audit of {described.dataset.name}",
+            f"{shadows} shadow runs of {described.rounds} rounds each",
+            blocks(found, images, setup.dataset.classes, claim),
+            folder,
+        )
+    numbers = measured(found)
+    broken = claim is not None and not claim.holds
+    if as_json:
+        found_all = {"membership": numbers, "reconstruction": rebuilt(images), "page": str(page)}
+        print_json(found_all | ({} if claim is None else {"claim": asdict(claim)}))
+        raise typer.Exit(int(broken))
+    if claim is not None:
+        print(f"claim       ε of one {claim.unit}: {verdict(claim)}")
+    print(
+        f"members     {100 * numbers['found_at_0.01']:.1f}% found at 1% false alarms, area "
+        f"{numbers['area']:.3f} (by chance: 1% and 0.5)"
+    )
+    print(f"epsilon     of an example: at least {numbers['epsilon_at_least']:.2f} (95%, δ 1e-5)")
+    for one in images:
+        print(
+            f"images      of {len(one.labels)}: best {float(one.psnr.max()):.1f} dB, "
+            f"{one.right_labels} of {len(one.labels)} labels"
+        )
+    print("That these attacks find nothing does not mean that there is nothing to find.")
+    say(f"report: {page}")
+    raise typer.Exit(int(broken))
 
 
 def _planned(
@@ -275,7 +334,7 @@ def _of_examples(described: Experiment, data: Path | None) -> Plan:
             "steps": f"{steps} of a client in a round",
         },
         after={
-            "by client": f"{shown(spread['least'])} the least, {shown(spread['median'])} the "
+            "by client": f"{rounded(spread['least'])} the least, {rounded(spread['median'])} the "
             "median; above is the most",
             "neighbours": "two data sets of a client, hard to tell apart: one has an example more",
             "covers": "the uploads of each client, also against the server; not how many examples "
@@ -301,12 +360,12 @@ def _show(plan: Plan, out: Path | None, as_json: bool) -> None:
     lines = list(plan.before.items())
     for part in sorted({math.ceil(length / 4), math.ceil(length / 2), length}):
         after = f"after {part:,} round{'' if part == 1 else 's'}"
-        lines.append(("epsilon", f"{shown(plan.cost(part))} {after}"))
-    lines.append(("10 times", f"{shown(plan.with_ten(length))} with {plan.ten}"))
+        lines.append(("epsilon", f"{rounded(plan.cost(part))} {after}"))
+    lines.append(("10 times", f"{rounded(plan.with_ten(length))} with {plan.ten}"))
     for name, said in [*lines, *plan.after.items()]:
         print(f"{name:<12}{said}")
     if page is not None:
-        print(f"report      {printable(str(page))}")
+        say(f"report      {page}")
     if plan.last:
         print(plan.last)
 
@@ -329,7 +388,7 @@ def _picture(plan: Plan, out: Path) -> Path:
         lines=[line("as planned", plan.cost), line("10 times", plan.with_ten)],
         y_label="ε",
     )
-    facts = plan.before | {"epsilon": shown(plan.told["epsilon"])} | plan.after
+    facts = plan.before | {"epsilon": rounded(plan.told["epsilon"])} | plan.after
     title = f"A plan of privacy for each {plan.told['unit']}"
     with once_written():
         table = Facts(title="What is planned", facts=facts)
@@ -349,6 +408,6 @@ def _sizes(described: Experiment, sampling: str | None) -> tuple[int, int, int]:
     return described.clients.count, described.clients.cohort, described.rounds
 
 
-def shown(epsilon: float) -> str:
+def rounded(epsilon: float) -> str:
     """Rounded up, as an upper bound is."""
     return f"{math.ceil(100 * epsilon) / 100:.2f}" if math.isfinite(epsilon) else "infinite"

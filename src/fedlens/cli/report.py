@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from fedlens.cli.arguments import Quiet, print_table, warn
 from fedlens.storage.reading import printable
@@ -14,12 +14,12 @@ from fedlens.storage.reading import printable
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-Runs = Annotated[list[Path], typer.Argument(help="Run folders, or a folder of them.")]
+Runs = Annotated[list[Path], Argument(help="Run folders, or a folder of them.")]
 
 
 def report_command(
     runs: Runs,
-    out: Annotated[Path | None, typer.Option(help="The folder for the page.")] = None,
+    out: Annotated[Path | None, Option(help="The folder for the page.")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Draw the results of runs: figures, and one HTML page."""
@@ -47,8 +47,8 @@ def say_passed_over(named: Iterable[Path]) -> None:
 
 def watch_command(
     runs: Runs,
-    port: Annotated[int, typer.Option(help="Where to listen; 0 is any port.")] = 8377,
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="Where to listen; 0 is any port.")] = 8377,
+    host: Annotated[str, Option(help="The address to listen on.")] = "127.0.0.1",
 ) -> None:
     """Serve the page of runs while they train; Ctrl-C ends it."""
     from fedlens.report.live import serving

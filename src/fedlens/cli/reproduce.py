@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from fedlens.cli import completion
-from fedlens.cli.arguments import (
-    DataFolder,
-    Json,
-    Quiet,
-    RayAddress,
-    name_cluster,
-    once_written,
-    print_json,
-    warn,
-)
-from fedlens.cli.stopping import Stopped
+from fedlens.cli import arguments, completion
+from fedlens.cli.arguments import notify, once_written, paragraph, print_json, say, warn
+from fedlens.cli.stopping import going_on_by
 from fedlens.recipes import ScaleName
 from fedlens.runs.progress import counted, in_rounds, percent, shown, span
-from fedlens.storage.reading import printable
 
 if TYPE_CHECKING:
     from fedlens.recipes.reproduce import Reproduced, Reproduction, Together
@@ -35,7 +22,7 @@ if TYPE_CHECKING:
 def reproduce_command(
     words: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="ITEM... [KEY=VALUE]...",
             help="PAPER/ITEM, as in `fedlens list recipes`, one or several, which run as one "
             "sweep. And key=value for every run: precision=tf32 ...",
@@ -43,44 +30,40 @@ def reproduce_command(
         ),
     ],
     scale: Annotated[
-        ScaleName, typer.Option(help="smoke: seconds; small: minutes; paper: its own settings.")
+        ScaleName, Option(help="smoke: seconds; small: minutes; paper: its own settings.")
     ] = "small",
     seeds: Annotated[
-        int | None, typer.Option(help="Seeds of each run, in place of the recipe's number.")
+        int | None, Option(help="Seeds of each run, in place of the recipe's number.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="The folder; of several items, the folder of all their PAPER/ITEM-SCALE. "
             "[default: reproductions/PAPER/ITEM-SCALE]"
         ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option(help="Run again what is there already.")] = False,
+    overwrite: Annotated[bool, Option(help="Run again what is there already.")] = False,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Run only experiments with such names: 'iid, *'. May be repeated."),
+        Option(help="Run only experiments with such names: 'iid, *'. May be repeated."),
     ] = None,
     only_plan: Annotated[
-        bool,
-        typer.Option("--plan", help="Say what would be run and how long it takes; train nothing."),
+        bool, Option("--plan", help="Say what would be run and how long it takes; train nothing.")
     ] = False,
     stored: Annotated[
         Path | None,
-        typer.Option(
-            "--from", help="Draw the page from these runs, a store or a folder; train nothing."
-        ),
+        Option("--from", help="Draw the page from these runs, a store or a folder; train nothing."),
     ] = None,
     store: Annotated[
-        Path | None,
-        typer.Option(help="Take runs that this store has, and pack the others into it."),
+        Path | None, Option(help="Take runs that this store has, and pack the others into it.")
     ] = None,
     revision: Annotated[
-        str | None, typer.Option(help="The commit of runs for --store that were made without git.")
+        str | None, Option(help="The commit of runs for --store that were made without git.")
     ] = None,
-    data: DataFolder = None,
-    ray_address: RayAddress = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    data: arguments.DataFolder = None,
+    ray_address: arguments.RayAddress = None,
+    quiet: arguments.Quiet = False,
+    as_json: arguments.Json = False,
 ) -> None:
     """Reproduce tables and figures of papers. Finished runs are kept."""
     from fedlens.report.drawing import save_all, worker_processes
@@ -110,7 +93,9 @@ def reproduce_command(
     from fedlens.recipes.reproduce import Together, plan_all
 
     changed = [text.partition("=") for text in overrides]  # recipes do not set engine ray
-    name_cluster(ray_address, [value.strip("\"'") for key, _, value in changed if key == "engine"])
+    arguments.name_cluster(
+        ray_address, [value.strip("\"'") for key, _, value in changed if key == "engine"]
+    )
     planned = plan_all(
         names,
         scale,
@@ -128,30 +113,27 @@ def reproduce_command(
             take(store, one, overrides)
     for name in names if not quiet else ():
         if name not in [one.name for one in planned]:
-            print(f"{name}: none of its experiments has such a name", file=sys.stderr, flush=True)
+            notify(f"{name}: none of its experiments has such a name")
     runs = Together(planned)
     title = planned[0].name if len(planned) == 1 else f"{len(planned)} items"
     left = [one.name for one in planned if one.left]
     for one in planned:
         if one.recipe.stand_in and (only_plan or (one.name in left and not quiet)):
-            print(f"{one.name}: {one.recipe.stand_in}", file=sys.stderr, flush=True)
+            notify(f"{one.name}: {one.recipe.stand_in}")
     seconds: dict[str, float] = {}
     if only_plan or (scale == "paper" and left and not quiet):
         seconds = _say_how_long(title, runs, quiet)
     if only_plan:
         return
-    try:
+    with going_on_by("run the same command again to go on"):
         if left:
-            about = title, runs.rounds, runs.rounds_done
-            with shown(not quiet, in_rounds, *about) as told:
+            with shown(not quiet, in_rounds, title, runs.rounds, runs.rounds_done) as told:
                 runs.run(told, seconds)
         with once_written():
             done, failed = _pages(planned, quiet)
             if store is not None:
                 for name, drawn in done.items():
                     keep(store, name, drawn.results, overrides, revision)
-    except KeyboardInterrupt as stop:
-        raise Stopped("run the same command again to go on") from stop
     _print(done, scale, as_json, as_list=len(names) > 1)
     for error in failed[:-1]:
         warn(str(error))
@@ -200,25 +182,23 @@ def _print(
 
 
 def _print_one(done: Reproduced) -> None:
-    def say(text: str) -> None:  # records from elsewhere may hold control characters
-        print("\n".join(map(printable, text.split("\n"))))
-
     from fedlens.recipes.page import OPENING
     from fedlens.report.blocks import Table, Text
     from fedlens.report.numbers import format_number
-    from fedlens.report.tables import table
 
     tables = [block for block in done.blocks if isinstance(block, Table)]
     for found in [one for one in tables if one.published] or tables[:1]:
-        say(f"{found.title}\n")
+        say(found.title)
+        print()
         rows = [[format_number(cell) for cell in row] for row in found.rows]
-        say(table(found.header, rows) + "\n")
+        arguments.print_table(found.header, rows)
+        print()
         if found.caption:  # it says what was left out
-            say(textwrap.fill(found.caption, 80) + "\n")
+            print(f"{paragraph(found.caption)}\n")
     for block in done.blocks:  # the remarks below the numbers say what these are worth
         if isinstance(block, Text) and block.title == OPENING:
-            say("\n".join(textwrap.fill(words, 80) for words in block.paragraphs) + "\n")
-    for runs in itertools.islice(done.results.runs.values(), 1):
+            print(*map(paragraph, block.paragraphs), sep="\n", end="\n\n")
+    if runs := next(iter(done.results.runs.values()), None):
         say(f"runs: {runs[0].folder.parent}")
     say(f"page: {done.page}")
 
@@ -234,7 +214,7 @@ def _say_how_long(title: str, runs: Together, quiet: bool) -> dict[str, float]:
     left, total, a_round = runs.left, 0.0, dict[str, float]()
     count, rounds = len(left), {runs.names[place]: one.rounds for place, one in left.items()}
     if count:
-        print(f"{title}: estimating how long it will take ...", file=sys.stderr)
+        notify(f"{title}: estimating how long it will take ...")
         timing = Timing(left.values(), runs.planned[0].scale.data, Remembered(cache() / "timings"))
         stages = [{runs.names[place]: one for place, one in stage.items()} for stage in runs.stages]
         with shown(not quiet, counted, f"{title}: timing", percent) as watch:
@@ -245,16 +225,11 @@ def _say_how_long(title: str, runs: Together, quiet: bool) -> dict[str, float]:
             a_round |= dict.fromkeys(estimated.names, share)
             first, others = estimated.names[0], len(estimated.names) - 1
             beside = f" and {others} more, side by side" if others else ""
-            said = f"{first}{beside}: about {span(estimated.seconds)}"
-            print(said, file=sys.stderr, flush=True)
+            notify(f"{first}{beside}: about {span(estimated.seconds)}")
     on_cluster = any(cell.engine == "ray" for cell in left.values())
     where = "the Ray cluster" if on_cluster else "this machine"
-    print(
-        f"{title}: {count} run{'' if count == 1 else 's'} of {runs.count} to do, "
-        f"about {span(total)} on {where}",
-        file=sys.stderr,
-        flush=True,
-    )
+    what = f"{count} run{'' if count == 1 else 's'} of {runs.count} to do"
+    notify(f"{title}: {what}, about {span(total)} on {where}")
     return a_round
 
 

@@ -3,6 +3,8 @@
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 INTERRUPTED = 130
@@ -10,6 +12,17 @@ INTERRUPTED = 130
 
 class Stopped(Exception):
     """An interrupted command that can be continued; the message says how."""
+
+
+@contextmanager
+def going_on_by(how: str, can: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Add to an interruption how to go on, if that `can` be done."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if can():
+            raise Stopped(how) from error
+        raise
 
 
 def stopped(how_to_go_on: str = "") -> int:

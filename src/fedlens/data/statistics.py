@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlens.core.federation import MOST_DESCRIBED, Dataset, Federation, Holdings
+from fedlens.core.federation import MOST_DESCRIBED, Federation, Holdings
 from fedlens.data.emd import BLOCK, emd, emd_of_blocks
 from fedlens.data.places import Counted
 
@@ -87,36 +87,6 @@ def emd_of(holdings: Holdings, labels: Tensor, num_classes: int) -> float:
     parts = torch.split(torch.arange(len(holdings)), BLOCK)
     blocks = (holdings.take(some).label_counts(labels, num_classes).numpy() for some in parts)
     return emd_of_blocks(blocks, everyone.numpy())
-
-
-def found(
-    dataset: Dataset,
-    num_clients: int,
-    names: Sequence[str] | None,
-    validation: int = 0,
-    held_out: int = 0,
-) -> str:
-    """A line about what a data set holds: its classes, its images, its clients.
-
-    `validation` is the number of validation examples, `held_out` the number of training examples
-    that clients keep for tests.
-    """
-    shape = "×".join(map(str, dataset.shape))
-    clients = f"{num_clients:,} client{'' if num_clients == 1 else 's'}{_some(names or ())}"
-    taken = 0 if dataset.validation is not None else validation
-    training = f"{len(dataset.train) - taken:,} training"
-    if held_out:
-        training += f" ({held_out:,} of them held out by clients)"
-    counts = [training, *([f"{validation:,} validation"] if validation else [])]
-    return (
-        f"{dataset.name}: {dataset.num_classes} classes{_some(dataset.classes)}, "
-        f"{', '.join(counts)} and {len(dataset.test):,} test images of {shape}, {clients}"
-    )
-
-
-def _some(names: Sequence[str]) -> str:
-    """The names in brackets if there are at most FEW, else an empty text."""
-    return f" ({', '.join(names)})" if 0 < len(names) <= FEW else ""
 
 
 def cross_table(

@@ -1,14 +1,18 @@
-"""`fedlens doctor`: what is installed and available on this machine, and what is missing."""
+"""`fedlens new`, `doctor` and `bench`: a project to begin with, and what this machine can do."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fedlens.cli.arguments import DataFolder, Json, print_json
-from fedlens.storage.reading import keeping_torch
+from typer import Argument, Option
+
+from fedlens.cli.arguments import DataFolder, Json, Quiet, notify, print_json
+from fedlens.storage.reading import argument, keeping_torch
 from fedlens.version import __version__
 
 NEEDED = (
@@ -89,3 +93,55 @@ def _memory() -> str | None:
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return None
     return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.1f} GiB"
+
+
+ENDING = ".txt"  # suffix of the template files in the package, so that nothing imports them
+
+
+def new_command(
+    name: Annotated[Path, Argument(metavar="NAME", help="The folder to make.")],
+) -> None:
+    """Create a project: experiment, model, algorithm, and tests."""
+    from fedlens.storage.files import write_atomically
+
+    if not re.fullmatch(r"[\w.-]+", name.name):
+        raise ValueError(f"{name.name!r} cannot name a project: use letters, digits, _ and -")
+    if name.exists():
+        raise ValueError(f"{name} exists: choose another name")
+    name.mkdir(parents=True)
+    for file in sorted(files("fedlens.cli").joinpath("project").iterdir(), key=lambda f: f.name):
+        text = file.read_text(encoding="utf-8").replace("# NAME\n", f"# {name.name}\n")
+        path = name / file.name.removesuffix(ENDING)
+        write_atomically(path, text.encode())
+        print(path)
+    print(f"next: cd {argument(name)} && fedlens run experiment.toml")
+
+
+def bench_command(
+    workloads: Annotated[
+        list[str] | None, Argument(help="pfl-cnn, hsu-cnn, mcmahan-cnn (these if none) ...")
+    ] = None,
+    engine: Annotated[str, Option(help="auto, sequential, stacked, processes or ray")] = "auto",
+    device: Annotated[str, Option(help="auto, cpu, cuda ...")] = "auto",
+    precision: Annotated[str, Option(help="auto, fp32, tf32, bf16 or fp64")] = "auto",
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Measure how fast rounds are on this machine."""
+    from fedlens.runs.bench import COMMON, bench, named, table
+
+    names = workloads or COMMON
+    for name in names:
+        named(name)  # raises on a wrong name before any measurement
+
+    told = (lambda _: None) if quiet else notify
+    found = [
+        bench(name, engine=engine, device=device, precision=precision, watch=told) for name in names
+    ]
+    if as_json:
+        print_json(found[0] if len(found) == 1 else found)
+        return
+    first = found[0]
+    print(f"engine {first['engine']}, {first['device']}, {first['precision']}, ", end="")
+    print(f"median of {first['repeats']}; the limit is {first['limit_flops'] / 1e9:,.0f} GFLOP/s")
+    print(table(found))
