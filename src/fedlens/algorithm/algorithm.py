@@ -236,7 +236,7 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
             "cannot start again in asynchronous rounds: draw without replacement"
         )
     if (own := base.personal) is not None and not (own.averaged or own.beside):
-        keeps = refilled["personal"]
+        keeps = refilled.get("personal", type(own).__name__)  # of a base composed before
         if isinstance(own, OwnModel):
             server = ("upload", "weigh", "combine", "advance", "pace")
             more |= {refilled[slot]: "is about what is sent" for slot in server if slot in refilled}
