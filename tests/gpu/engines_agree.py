@@ -10,12 +10,14 @@ DEVICE is `cuda` unless another is named (`cpu`).
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import nn
 
 from fedlens.algorithm import Algorithm
+from fedlens.algorithm.pieces import Uniformly
 from fedlens.core.federation import Federation
 from fedlens.data.augment import Augment
 from fedlens.engines import Sequential, Stacked
@@ -87,6 +89,11 @@ def main() -> None:
     checks: dict[str, Callable[[], float]] = {}
     for name, algorithm in PRIVATE.items():
         checks[f"private  {name}"] = partial(from_sequential, algorithm, "group", 0.3, federation)
+        if algorithm.pace is None:  # one client has kernels of its own
+            alone = replace(algorithm, select=Uniformly(1))
+            checks[f"private, one client  {name}"] = partial(
+                from_sequential, alone, "group", 0.3, federation
+            )
     for name, algorithm in ALGORITHMS.items():
         for norm, dropout in (("group", 0.0), ("batch", 0.3)):
             checks[f"{norm} norm  {name}"] = partial(

@@ -173,6 +173,16 @@ def test_the_clipped_sum_of_layers_is_that_of_a_loop(layers, clients, clip):
     agree(made(module), shape, clip, clients)
 
 
+def test_the_weight_of_a_convolution_is_read_for_its_shape_alone():
+    """A recorded step has weights of its own, and must wait for no copy of the module's."""
+    x, dy = torch.randn(1, 2, 3, 5, 5), torch.randn(1, 2, 4, 3, 3)
+    away = nn.Conv2d(3, 4, 3, device="meta")
+    found = private.OfImages(away, frozenset({"weight"}), x, dy).weighted(torch.ones(1, 2))
+    weight = torch.zeros(4, 3, 3, 3, requires_grad=True)
+    (expected,) = torch.autograd.grad(F.conv2d(x[0], weight), weight, dy[0])
+    torch.testing.assert_close(found["weight"][0], expected)
+
+
 @pytest.mark.parametrize("at_once", [1, 2**40])
 def test_parts_of_a_batch_add_up_to_it(monkeypatch, at_once):
     monkeypatch.setitem(private.AT_ONCE, "cpu", at_once)

@@ -31,6 +31,7 @@ from fedlens.algorithm.pieces import (
 )
 from fedlens.algorithm.slots import ChannelStep, Decoded, Encoded, Select, Weigh
 from fedlens.core import Cohort, Memory, Tree, keys, per_row
+from fedlens.core.trees import beside, moved
 from fedlens.network.layout import Layout
 from fedlens.privacy.events import Release
 from fedlens.privacy.mechanisms import Adaptive
@@ -87,19 +88,19 @@ class ClipAndNoise(ChannelStep):
         # In alphabetical order, for engines may have others, and noise must not depend on them.
         update = {name: combined[name] for name in sorted(combined) if name != BELOW}
         scale = self.share * privacy.cohort / privacy.noise_cohort  # of a clip, in the sum
-        key = key.to(next(iter(update.values())).device)
+        device = next(iter(combined.values())).device
         kept = dict(memory)
         if isinstance(privacy.clip, Adaptive):
             noise, count_noise = privacy.clip.split(noise, privacy.noise_cohort)
             sums = combined.get(BELOW, torch.zeros_like(clip))  # no client: none
             share = sums.sum() / (self.share * privacy.cohort) + 0.5
-            drawn = keys.normals(keys.fold(key, 1), 1)[0]
+            drawn = _drawn(keys.fold(key, 1), 1, device)[0]
             share = share + (drawn * count_noise / privacy.noise_cohort if noise else 0.0)
-            moved = clip * torch.exp(-privacy.clip.lr * (share - privacy.clip.quantile))
-            kept["clip"], scalars["clip"] = {"clip": moved}, clip
+            later = clip * torch.exp(-privacy.clip.lr * (share - privacy.clip.quantile))
+            kept["clip"], scalars["clip"] = {"clip": later}, clip
         if noise:
             sizes = [u.numel() for u in update.values()]
-            fresh = keys.normals(keys.fold(key, 0), sum(sizes))
+            fresh = _drawn(keys.fold(key, 0), sum(sizes), device)
             own = {name: tree for name, tree in kept.items() if name != "clip"}
             drawn, own = privacy.mechanism.noise(round, fresh, own)
             kept |= own
@@ -116,6 +117,10 @@ class ClipAndNoise(ChannelStep):
     def _clip(self, memory: Memory) -> Tensor | float:
         clip = self.privacy.clip
         return memory["clip"]["clip"] if isinstance(clip, Adaptive) else clip
+
+
+def _drawn(key: Tensor, count: int, device: torch.device) -> Tensor:
+    return beside(lambda: keys.normals(moved(key, device), count), device)
 
 
 def with_privacy(base: Algorithm, privacy: Protection) -> Algorithm:

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedlens.algorithm import Algorithm, paper
 from fedlens.algorithm.slots import Combine
 from fedlens.core import Cohort, Memory, Tree, keys
+from fedlens.core.trees import moved
 from fedlens.network.layout import Layout
 
 
@@ -46,7 +47,7 @@ class Bucketing(Combine):
     ) -> tuple[Tree, Memory]:
         clients, device = len(shares), shares.device
         draws = keys.fold(key, torch.arange(clients))
-        order = draws.argsort(stable=True).to(device)
+        order = moved(draws.argsort(stable=True), device)
         bucket = torch.arange(clients, device=device) // self.size  # of each place in the order
         num_buckets = -(-clients // self.size)
         counts = torch.bincount(bucket, minlength=num_buckets)

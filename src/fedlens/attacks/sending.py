@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedlens.attacks.attack import Attack, Clients, Seen, Sending
 from fedlens.core import Tree, keys, squared_norm
+from fedlens.core.trees import moved
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Noise(Sending):
     def __call__(self, seen: Seen) -> Tree:
         sent = {}
         for number, (name, u) in enumerate(sorted(seen.own.items())):
-            drawn = keys.normals(keys.fold(seen.key, number).to(u.device), u.numel())
+            drawn = keys.normals(moved(keys.fold(seen.key, number), u.device), u.numel())
             sent[name] = (self.sigma * drawn).to(u).view(u.shape)
         return sent
 

@@ -468,6 +468,10 @@ def _given(value: Any, kind: Any, where: str) -> Any:
 
 def _annotated(value: Any, kind: Any, where: str) -> Any:
     inner, *rules = typing.get_args(kind)
+    names = [rule for rule in rules if isinstance(rule, ByName)]
+    unknown = names and isinstance(value, str) and value not in names[0] and ":" not in value
+    if unknown and float in typing.get_args(typing.get_args(inner)[-1]):  # a number, or a schedule
+        raise _unexpected(value, float, where)
     made = check(value, inner, where)
     for rule in rules:  # Bounds, or a ByName
         made = rule.fit(made, where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from operator import itemgetter
 from typing import Any
 
@@ -186,6 +187,24 @@ def moved(value: Any, device: torch.device) -> Any:
     return map_tensors(
         value, lambda t: t if t.device == device else t.pin_memory().to(device, non_blocking=True)
     )
+
+
+@cache
+def side_stream(device: int, priority: int = 0, purpose: str = "") -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]
+
+
+def beside(make: Callable[[], Tensor], device: torch.device) -> Tensor:
+    """What `make` makes from tensors of the host alone; a GPU makes it beside the work queued."""
+    if device.type != "cuda":
+        return make()
+    side = side_stream(torch.cuda.current_device(), purpose="beside")
+    with torch.cuda.stream(side):
+        made = make()
+    now = torch.cuda.current_stream()
+    now.wait_stream(side)
+    made.record_stream(now)
+    return made
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -11,20 +11,27 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from fedlens.core.trees import copy_all, map_tensors, stack, tensors_in, unstack, with_tensors
+from fedlens.core.trees import (
+    copy_all,
+    map_tensors,
+    side_stream,
+    stack,
+    tensors_in,
+    unstack,
+    with_tensors,
+)
 
 T = TypeVar("T")
 
 WORTH_IT = 3  # a shape is captured at this many calls
 MOST_CAPTURES = 256  # that a recorder holds
 MOST_SHAPES = 4096  # not captured yet, whose last calls are known
-URGENT, NOT_URGENT = -1, 0  # CUDA stream priorities: lower goes first
+URGENT = -1  # a priority of CUDA streams: the others have 0, and lower goes first
 
 
 class Capture(Protocol):
@@ -52,17 +59,12 @@ class CudaGraph:
             function(*map_tensors(inputs, torch.clone))
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        stream = _stream(torch.cuda.current_device(), URGENT) if urgent else None
+        stream = side_stream(torch.cuda.current_device(), URGENT) if urgent else None
         with torch.cuda.graph(self.graph, pool=pool, stream=stream), no_garbage_collected():
             self.result = function(*inputs)
 
     def replay(self) -> None:
         self.graph.replay()
-
-
-@cache
-def _stream(device: int, priority: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
@@ -75,7 +77,7 @@ def aside(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    side = _stream(torch.cuda.current_device(), NOT_URGENT)
+    side = side_stream(torch.cuda.current_device())
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         yield
@@ -84,7 +86,7 @@ def aside(device: torch.device) -> Iterator[None]:
 def wait_for_aside(device: torch.device) -> None:
     """Make all later launches wait for the work on the side stream."""
     if device.type == "cuda":
-        side = _stream(torch.cuda.current_device(), NOT_URGENT)
+        side = side_stream(torch.cuda.current_device())
         torch.cuda.current_stream().wait_stream(side)
 
 
