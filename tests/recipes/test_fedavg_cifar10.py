@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedlens.recipes import RECIPES
-from fedlens.recipes.fedavg_cifar10.figures import (
+from fedlens.recipes.fedavg_cifar10.setting import (
     ALIKE,
     NETWORKS,
     PRETRAINED,

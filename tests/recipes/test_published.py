@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from fedlens.recipes.fedavg_cifar10 import figures
+from fedlens.recipes.fedavg_cifar10 import setting
 from fedlens.recipes.fedns.setting import CIFAR, FASHION
 from fedlens.recipes.ghaemi import algorithms
 from fedlens.recipes.ghaemi.algorithms import SPLITS, published
@@ -90,7 +90,7 @@ def test_the_losses_of_paper_4_are_those_of_a_double_softmax(algorithm, split):
 
 
 def test_accuracy_falls_as_paper_1_says():
-    (whole, _), (fallen, loss) = figures.PUBLISHED.values()
-    assert (whole, figures.LOSS) == (figures.ACCURACY, 0.828486)
+    (whole, _), (fallen, loss) = setting.PUBLISHED.values()
+    assert (whole, setting.LOSS) == (setting.ACCURACY, 0.828486)
     assert whole - fallen == pytest.approx(0.1075)  # "almost 10 percent"
-    assert loss > figures.LOSS
+    assert loss > setting.LOSS

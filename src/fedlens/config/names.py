@@ -142,11 +142,10 @@ RECIPES = ByName(
     "recipe",
     "fedlens.recipes",
     {
-        "fedavg-cifar10/headline fedavg-cifar10/figure12": "fedavg_cifar10.figures",
-        "fedavg-cifar10/figure13 fedavg-cifar10/figure14": "fedavg_cifar10.figures",
-        "fedavg-cifar10/figure16 fedavg-cifar10/figure17": "fedavg_cifar10.figures",
-        "fedavg-cifar10/figure18 fedavg-cifar10/architectures": "fedavg_cifar10.figures",
-        "fedavg-cifar10/fedprox fedavg-cifar10/samples": "fedavg_cifar10.figures",
+        "fedavg-cifar10/headline fedavg-cifar10/figure12 fedavg-cifar10/figure13 "
+        "fedavg-cifar10/figure14 fedavg-cifar10/figure16 fedavg-cifar10/figure17 "
+        "fedavg-cifar10/figure18 fedavg-cifar10/architectures fedavg-cifar10/fedprox "
+        "fedavg-cifar10/samples": "fedavg_cifar10.setting",
         "hsu2020/table1": "hsu2020.distributions",
         "hsu2020/table2 hsu2020/table3 hsu2020/table4 hsu2020/table5": "hsu2020.tables",
         "hsu2020/figure1 hsu2020/figure2 hsu2020/figure3": "hsu2020.distributions",
