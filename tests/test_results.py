@@ -15,8 +15,7 @@ from fedlens.config.experiment import Experiment
 from fedlens.config.names import DATASETS
 from fedlens.recipes import RECIPES, slug
 from fedlens.recipes.hsu2020 import setting
-from fedlens.recipes.hsu2020.cifar import chosen, chosen_rate
-from fedlens.recipes.hsu2020.figure4 import DIVERGED, best, best_rates
+from fedlens.recipes.hsu2020.cifar import DIVERGED, best, best_rates, chosen, chosen_rate
 from fedlens.recipes.recipe import Recipe, Recorded, Results, Scale, with_settings
 from fedlens.recipes.reproduce import blocks_of
 from fedlens.recipes.store import file_of, item_of, lay_out, read_index

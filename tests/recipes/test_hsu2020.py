@@ -10,9 +10,8 @@ import torch
 
 from fedlens.recipes import RECIPES
 from fedlens.recipes.hsu2020 import cifar
-from fedlens.recipes.hsu2020.cifar import Point, Rate, momenta, rates
+from fedlens.recipes.hsu2020.cifar import Point, Rate, best, best_rates, momenta, rates, to_store
 from fedlens.recipes.hsu2020.distributions import furthest_apart
-from fedlens.recipes.hsu2020.figure4 import best, best_rates, to_store
 from fedlens.recipes.hsu2020.setting import Method, at_budgets, schedule
 from fedlens.recipes.page import opening
 from fedlens.recipes.recipe import EMBEDDED, Results, Scale

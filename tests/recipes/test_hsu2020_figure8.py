@@ -3,8 +3,7 @@
 import pytest
 
 from fedlens.recipes import RECIPES
-from fedlens.recipes.hsu2020.cifar import momenta, rates
-from fedlens.recipes.hsu2020.figure8 import panels
+from fedlens.recipes.hsu2020.cifar import momenta, panels, rates
 from fedlens.recipes.page import opening
 from fedlens.recipes.recipe import Results, Scale
 from fedlens.recipes.reproduce import reproduce

@@ -364,8 +364,10 @@ def figure18(scale: Scale) -> Recipe:
         rounds = max(run.num_rounds for run in results.all)
         groups, shown = [f"{c} a round" for c in COHORTS], list[Block]()
         for name in _rules_of_18(scale):
-            cells = {how: [f"{name}, {how}, {c} a round" for c in COHORTS] for how in SIZES}
-            ends = {how: [*map(results.final, of_size)] for how, of_size in cells.items()}
+            ends: dict[str, list[Measured | None]] = {
+                how: [results.final(f"{name}, {how}, {c} a round") for c in COHORTS]
+                for how in SIZES
+            }
             shown.append(bars(groups, ends, title=f"Client versus accuracy, {name}"))
         return [
             *shown,

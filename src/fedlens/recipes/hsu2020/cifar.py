@@ -1,24 +1,32 @@
-"""The paper's experiments on CIFAR-10 and CIFAR-100: synthetic clients by a Dirichlet prior.
+"""The paper's experiments on CIFAR-10 and CIFAR-100: Figure 4, its pilot, and Figure 8.
 
-Figure 4 and centralised training have the settings that a pilot picked: those in chosen.json,
-beside this file.
+Clients are synthetic, by a Dirichlet prior. Figure 4 and centralised training have the settings
+that the pilot picked: those in chosen.json, beside this file.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import torch
 
 from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.data.augment import Augment
-from fedlens.recipes.hsu2020.setting import PUBLISHED
-from fedlens.recipes.page import sentences, told
+from fedlens.data.emd import emd_per_client
+from fedlens.recipes.hsu2020.setting import BASES, PUBLISHED
+from fedlens.recipes.page import at_the_end, beside, note, sentences, told
 from fedlens.recipes.recipe import Recipe, Results, Scale
+from fedlens.report.blocks import Block, Contours, Curves, Heat, Line, Strip, Table
+from fedlens.report.numbers import NONE
+from fedlens.runs.records import Run
+
+T = TypeVar("T")
 
 ALPHAS = {
     "cifar10": (100.0, 10.0, 1.0, 0.5, 0.2, 0.1, 0.05, 0.0),
@@ -33,8 +41,8 @@ CENTRALISED = "centralised"  # the key there of the choice for centralised train
 
 def published_emd(dataset: str, alpha: float) -> float | None:
     """The weighted mean EMD of the splits that the authors released."""
-    found: float | None = PUBLISHED[dataset]["emd"].get(f"{alpha:g}")
-    return found
+    emd: dict[str, float] = PUBLISHED[dataset]["emd"]
+    return emd.get(f"{alpha:g}")
 
 
 class Point(NamedTuple):
@@ -199,3 +207,432 @@ def stand_in(scale: Scale) -> str:
 
 def recipe(scale: Scale, item: str, **more: Any) -> Recipe:
     return Recipe(*told(__name__, item), stand_in=stand_in(scale), **more)
+
+
+def report_goals(scale: Scale) -> tuple[int, ...]:
+    return scale.pick((2,), (10,), (5, 10, 20, 40))
+
+
+def figure4(scale: Scale) -> Recipe:
+    """Figure 4: relative accuracy against how unalike clients are, on CIFAR-10 and CIFAR-100."""
+    cells = {}
+    for dataset in datasets(scale):
+        cells[f"{dataset}, centralised"] = centralised(scale, dataset)
+        for alpha, base, k in itertools.product(alphas(scale, dataset), BASES, report_goals(scale)):
+            point = _point(scale, dataset, alpha, base)
+            if point is None:
+                one = experiment(scale, dataset, alpha, BASES[base], k)
+            elif point.momentum:
+                one = at_point(scale, dataset, alpha, point, k)
+            else:
+                one = experiment(scale, dataset, alpha, per_round=k, lr=point.lr)
+            cells[_cell(scale, dataset, alpha, base, k)] = one
+    seeds = range(scale.pick(1, 1, 3))
+    return recipe(scale, "figure4", cells=cells, seeds=seeds, blocks=_figure4, of_diverged=NO_POINT)
+
+
+def _point(scale: Scale, dataset: str, alpha: float, base: str) -> Point | None:
+    """The learning rate and momentum that the pilot picked, if there was one."""
+    return chosen(dataset, alpha, base) if scale.name == "paper" else None
+
+
+def _has_momentum(scale: Scale, dataset: str, alpha: float, base: str) -> bool:
+    point = _point(scale, dataset, alpha, base)
+    return base != "FedAvg" if point is None else bool(point.momentum)
+
+
+def _cell(scale: Scale, dataset: str, alpha: float, base: str, k: int) -> str:
+    """The name of a cell. If the pilot picked no momentum for FedAvgM, it is FedAvg's cell."""
+    base = base if _has_momentum(scale, dataset, alpha, base) else "FedAvg"
+    return f"{dataset}, α {alpha:g}, {base}, K {k}"
+
+
+def _figure4(results: Results) -> list[Block]:
+    shown: list[Block] = []
+    for dataset in datasets(results.scale):
+        runs: dict[float, Run] = {}  # any at each concentration: all have the same clients
+        axes = alphas(results.scale, dataset), BASES, report_goals(results.scale)
+        for alpha, base, k in itertools.product(*axes):
+            for run in results.runs[_cell(results.scale, dataset, alpha, base, k)]:
+                runs.setdefault(alpha, run)
+        if not runs:
+            continue
+        theirs = PUBLISHED[dataset]["centralised"]
+        emds = {a: run.summary["emd"] for a, run in runs.items()}
+        label_counts = {a: (run.partition or {})["label_counts"] for a, run in runs.items()}
+        shown += [
+            _curves(results, dataset, emds),
+            Strip(
+                title=f"{dataset}: how unalike clients are",
+                groups=[
+                    (f"α {a:g}", emd_per_client(torch.tensor(counts)).tolist())
+                    for a, counts in label_counts.items()
+                ],
+                marks=[*emds.values()],
+                mark="weighted mean",
+                x_label="EMD",
+            ),
+            beside(
+                [(f"α {a:g}", published_emd(dataset, a), emd) for a, emd in emds.items()],
+                title=f"{dataset}: mean EMD",
+                of="concentration",
+                percent=False,
+                digits=3,
+            ),
+            beside(
+                [(dataset, theirs, results.final(f"{dataset}, centralised"))],
+                title=f"{dataset}: centralised accuracy, %",
+            ),
+        ]
+    return [*shown, note(__name__, "What the paper finds")]
+
+
+def _curves(results: Results, dataset: str, emds: dict[float, float]) -> Curves:
+    lines = []
+    for base, k in itertools.product(BASES, report_goals(results.scale)):
+        cells = {  # without cells of FedAvgM that are FedAvg's
+            a: _cell(results.scale, dataset, a, base, k)
+            for a in emds
+            if base == "FedAvg" or _has_momentum(results.scale, dataset, a, base)
+        }
+        if any(results.runs[cell] for cell in cells.values()):
+            y = [relative(results, dataset, cell) for cell in cells.values()]
+            ended = [f"{a:g}" for a, cell in cells.items() if results.diverged(cell) is not None]
+            ends = f"diverged at α {', '.join(ended)}" if ended else ""
+            lines.append(Line(f"{base}, K {k}", [emds[a] for a in cells], y, note=ends))
+    rate = "the rate that the pilot picked" if chosen_rate(dataset) else "the clients' default rate"
+    return Curves(
+        title=f"{dataset}: relative accuracy",
+        caption="Test accuracy after the last round, divided by that of centralised training, "
+        f"which has {rate}. FedAvgM has points only where it has momentum: where the pilot picked "
+        "none for it, it is FedAvg, and both are one run. Runs that diverged have no point, "
+        "however good they were before: the names of the lines say at which α.",
+        lines=lines,
+        x_label="mean EMD",
+        y_label="relative accuracy",
+        percent=True,
+        levels=[("centralised", 1.0)],
+    )
+
+
+GOAL = 10  # clients a round
+SEED = 0  # of the split, so that all runs have the same validation images
+MEASURE = "validation_accuracy"
+STRONG = 0.05  # with a smaller 1 − β, momentum starts slowly: a tenth of the rounds misjudges it
+# Learning rates whose full run without momentum diverged in Figure 4. (At α = 1 a rate of 0.1 did
+# not diverge there, but did in Figure 8.)
+DIVERGED = {
+    "cifar10": {10.0: (0.1,), 0.05: (0.1,), 0.0: (0.1,)},
+    "cifar100": {10.0: (0.1,)},
+}
+SCHEDULES = ("constant", "cosine")  # of centralised training
+
+
+def figure4_pilot(scale: Scale) -> Recipe:
+    """The pilot of Figure 4: which learning rate and momentum, at every concentration.
+
+    The paper reports the best of a grid, and does not say by which images it is the best. Here a
+    tenth of the training images is set apart, and runs over Figure 8's grid are judged by them
+    alone. Most are short. What they pick goes into chosen.json, beside this file, which Figure 4
+    reads.
+    """
+    cells = {}
+    for dataset in datasets(scale):
+        for alpha, setting in itertools.product(alphas(scale, dataset), grid(scale)):
+            whole = at_point(scale, dataset, alpha, setting.point, GOAL)
+            short = whole.rounds if setting.left < STRONG else whole.rounds // 10
+            cells[_pilot_cell(dataset, alpha, setting)] = _judged(
+                replace(whole, rounds=scale.pick(2, 20, short))
+            )
+    for dataset in datasets(scale):
+        for rate in _rates(scale):
+            cells[_alone(dataset, rate)] = _judged(centralised(scale, dataset, rate))
+    return recipe(scale, "figure4-pilot", cells=cells, blocks=_pilot, ours=True)
+
+
+def _judged(whole: Experiment) -> Experiment:
+    """The experiment evaluated on held-out validation images, the same in all runs."""
+    return replace(
+        whole,
+        clients=replace(whole.clients, seed=SEED),
+        evaluate=Evaluate(every=whole.rounds, on=("validation",)),
+    )
+
+
+def _pilot_cell(dataset: str, alpha: float, setting: Setting) -> str:
+    return f"{dataset}, α {alpha:g}, {setting}"
+
+
+def _alone(dataset: str, rate: Rate) -> str:
+    return f"{dataset}, centralised, lr {rate.lr:.2g}, {rate.schedule}"
+
+
+def _rates(scale: Scale) -> list[Rate]:
+    return [Rate(lr, how) for how, lr in itertools.product(SCHEDULES, rates(scale))]
+
+
+def _best(results: Results, cells: Mapping[T, str]) -> T | None:
+    """Of what has a cell, that with the best accuracy on the images set apart."""
+    measured = {key: results.final(cell, MEASURE) for key, cell in cells.items()}
+    found = {key: one.mean for key, one in measured.items() if one}
+    return max(found, key=lambda key: found[key], default=None)
+
+
+def best_rates(results: Results) -> dict[str, Rate]:
+    """The best rate of centralised training, by data set."""
+    rates = _rates(results.scale)
+    picked = {d: _best(results, {r: _alone(d, r) for r in rates}) for d in datasets(results.scale)}
+    return {dataset: rate for dataset, rate in picked.items() if rate}
+
+
+def best(results: Results) -> dict[str, dict[str, dict[str, Point]]]:
+    """The best point, by data set, concentration and base."""
+    scale = results.scale
+    picked: dict[str, dict[str, dict[str, Point]]] = {}
+    for dataset in datasets(scale):
+        diverged = DIVERGED[dataset] if scale.name == "paper" else {}
+        for alpha, base in itertools.product(alphas(scale, dataset), BASES):
+            cells = {
+                setting.point: _pilot_cell(dataset, alpha, setting)
+                for setting in grid(scale)
+                if base != "FedAvg" or setting.left == 1
+                if setting.left < 1 or setting.rate not in diverged.get(alpha, ())
+            }
+            if point := _best(results, cells):
+                picked.setdefault(dataset, {}).setdefault(f"{alpha:g}", {})[base] = point
+    return picked
+
+
+def to_store(results: Results) -> dict[str, Mapping[str, object]]:
+    """The content of chosen.json."""
+    rates = {name: {CENTRALISED: rate} for name, rate in best_rates(results).items()}
+    picked = best(results)
+    return {name: {**picked.get(name, {}), **rates.get(name, {})} for name in {**picked, **rates}}
+
+
+def _pilot(results: Results) -> list[Block]:
+    picked = best(results)
+    rows = [
+        [dataset, alpha, base, f"{point.lr:.3g}", f"{point.momentum:.3g}"]
+        for dataset, by_alpha in picked.items()
+        for alpha, by_base in by_alpha.items()
+        for base, point in by_base.items()
+    ]
+    header = ("data", "α", "method", "learning rate", "server momentum")
+    return [
+        Table(title="What the pilot picks", header=header, rows=rows),
+        *(_grid(results, dataset) for dataset in picked),
+        *(_grid_centralised(results, *rate) for rate in best_rates(results).items()),
+        replace(note(__name__, "For Figure 4"), code=json.dumps(to_store(results), indent=1)),
+    ]
+
+
+def _grid_centralised(results: Results, dataset: str, picked: Rate) -> Table:
+    """A table of all rates of centralised training that were run."""
+    rows = [
+        [rate.schedule, f"{rate.lr:.2g}", f"{100 * end.mean:.2f}", "picked" * (rate == picked)]
+        for rate in _rates(results.scale)
+        if (end := results.final(_alone(dataset, rate), MEASURE))
+    ]
+    header = ("schedule", "learning rate", "validation accuracy, %", "")
+    return Table(title=f"{dataset}: centralised training", header=header, rows=rows)
+
+
+def _grid(results: Results, dataset: str) -> Heat:
+    """A picture per data set of all points that were run, at every concentration."""
+    scale = results.scale
+    rows = alphas(scale, dataset)
+    settings = [
+        Setting(rate, left)
+        for left in momenta(scale)
+        for rate in rates(scale)
+        if any(_pilot_cell(dataset, a, Setting(rate, left)) in results.runs for a in rows)
+    ]
+    values = [
+        [(end := results.final(_pilot_cell(dataset, a, s), MEASURE)) and end.mean for s in settings]
+        for a in rows
+    ]
+    best_of = {
+        (i, row.index(max(scored)))
+        for i, row in enumerate(values)
+        if (scored := [y for y in row if y is not None])
+    }
+    return Heat(
+        title=f"{dataset}: validation accuracy",
+        values=values,
+        row_names=[f"α {alpha:g}" for alpha in rows],
+        column_names=[f"η_eff {s.rate:.2g}, 1−β {s.left:.2g}" for s in settings],
+        value_label="validation accuracy",
+        percent=True,
+        best=frozenset(best_of),
+    )
+
+
+class Panel(NamedTuple):
+    """One row of the paper's figure: a data set, clients a round and local epochs."""
+
+    dataset: str
+    goal: int
+    epochs: int
+
+    def cell(self, alpha: float, setting: Setting) -> str:
+        return f"{self.dataset}, K {self.goal}, E {self.epochs}, α {alpha:g}, {setting}"
+
+    def alphas(self, scale: Scale) -> tuple[float, ...]:
+        every = alphas(scale, self.dataset)
+        return scale.pick(every, (every[0], every[-1]), every)
+
+
+def panels(scale: Scale) -> list[Panel]:
+    rows = scale.pick(((2, 1),), ((10, 1),), ((20, 1), (10, 1), (5, 1), (5, 5)))
+    return [Panel(dataset, *row) for dataset in datasets(scale) for row in rows]
+
+
+def figure8(scale: Scale) -> Recipe:
+    cells = {}
+    for dataset, of_dataset in itertools.groupby(panels(scale), lambda panel: panel.dataset):
+        cells[f"{dataset}, centralised"] = centralised(scale, dataset)
+        for panel in of_dataset:
+            for alpha, setting in itertools.product(panel.alphas(scale), grid(scale)):
+                cells[panel.cell(alpha, setting)] = at_point(
+                    scale, dataset, alpha, setting.point, panel.goal, panel.epochs
+                )
+    return recipe(scale, "figure8", cells=cells, blocks=_figure8, of_diverged=NO_POINT)
+
+
+class Grid(NamedTuple):
+    """The runs of a panel at one α: a row for each learning rate, a column for each momentum."""
+
+    cells: list[list[str]]
+    relative: list[list[float | None]]  # accuracies, to centralised training
+    best: list[float | None]  # of each learning rate
+    num_run: list[int]  # momenta of each learning rate, diverged or not
+
+    @classmethod
+    def of(cls, results: Results, panel: Panel, alpha: float) -> Grid:
+        cells = [
+            [panel.cell(alpha, Setting(rate, left)) for left in momenta(results.scale)]
+            for rate in rates(results.scale)
+        ]
+        found = [[relative(results, panel.dataset, cell) for cell in row] for row in cells]
+        best = [max((y for y in row if y is not None), default=None) for row in found]
+        return cls(cells, found, best, [sum(bool(results.runs[c]) for c in row) for row in cells])
+
+
+def _figure8(results: Results) -> list[Block]:
+    scale = results.scale
+    shown: list[Block] = []
+    for panel in panels(scale):
+        where = f"{panel.dataset}, K = {panel.goal}, E = {panel.epochs}"
+        every = {alpha: Grid.of(results, panel, alpha) for alpha in panel.alphas(scale)}
+        grids = {alpha: one for alpha, one in every.items() if any(map(any, one.relative))}
+        if len(grids) > 1:
+            shown += _over_alphas(results, grids, where)
+        for alpha, one in grids.items():
+            # What is hardly a grid is shown with the other α.
+            if len(grids) == 1 or min(one.num_run) >= min(2, len(momenta(scale))):
+                shown += _of_alpha(results, one, f"{where}, α = {alpha:g}")
+    return [*shown, note(__name__, "The grid")]
+
+
+def _contours(scale: Scale, z: list[list[float | None]], **more: Any) -> Contours:
+    """Relative accuracies, in a row for each learning rate."""
+    more |= {"y_label": "η_eff", "z_label": "relative accuracy"}
+    return Contours(y=rates(scale), z=z, log_y=True, percent=True, **more)
+
+
+def _of_alpha(results: Results, grid: Grid, where: str) -> list[Block]:
+    """A grid as contours and as a table, which also has the best over momenta."""
+    scale = results.scale
+    found = zip(itertools.chain(*grid.relative), itertools.chain(*grid.cells), strict=True)
+    swing = 100 * results.swing(
+        max((y, -i, cell) for i, (y, cell) in enumerate(found) if y is not None)[2]
+    )
+    lefts = [f"{left:.2g}" for left in momenta(scale)]
+    ended, rows = [], []
+    for rate, names, of_rate, best in zip(
+        rates(scale), grid.cells, grid.relative, grid.best, strict=True
+    ):
+        of_ended = zip(lefts, names, strict=True)
+        if broken := [left for left, cell in of_ended if results.diverged(cell) is not None]:
+            ended.append(f"η_eff {rate:.2g} with 1 − β {', '.join(broken)}")
+        ends = [at_the_end(results, cell) for cell in names]
+        over_momenta = (NONE, NONE) if best is None else (ends[of_rate.index(best)], f"{best:.1%}")
+        rows.append([f"{rate:.2g}", *ends, *over_momenta])
+    return [
+        _contours(
+            scale,
+            grid.relative,
+            title=where,
+            caption="Relative accuracy over the grid of effective learning rate and momentum, "
+            "after the last round. The star is the best single last evaluation, and evaluations "
+            "swing: those of the last quarter of its run have a standard deviation of "
+            f"{swing:.1f} points. So it need not be the best setting."
+            + (f" Runs that diverged have no point: {'; '.join(ended)}." if ended else ""),
+            x=momenta(scale),
+            x_label="1 − β",
+            log_x=True,
+        ),
+        Table(
+            title=f"{where}: accuracy, %",
+            header=("η_eff", *(f"1 − β = {x}" for x in lefts), "best over momenta", "relative"),
+            rows=rows,
+        ),
+    ]
+
+
+def _over_alphas(results: Results, grids: Mapping[float, Grid], where: str) -> list[Block]:
+    """A panel of the paper's figure, a table of its accuracies, and one of what it is made of."""
+    scale = results.scale
+    every, fewer = len(momenta(scale)), []
+    for alpha, one in grids.items():
+        least, most = min(one.num_run), max(one.num_run)
+        if least < every:
+            fewer.append(f"α {alpha:g} with {least}" + (f" to {most}" if most > least else ""))
+    tried = f"Not run with all {every} momenta: {', '.join(fewer)}." if fewer else ""
+
+    def best(one: Grid, number: int) -> str:
+        """The best accuracy of a learning rate; if all of its runs diverged, when the first did."""
+        value, cells = one.best[number], one.cells[number]
+        run = [place for place, cell in enumerate(cells) if results.runs[cell]]
+        if not run:
+            return NONE
+        place = run[0] if value is None else one.relative[number].index(value)
+        return f"{at_the_end(results, cells[place])} at {momenta(scale)[place]:.2g}"
+
+    return [
+        _contours(
+            scale,
+            [list(row) for row in zip(*(one.best for one in grids.values()), strict=True)],
+            title=f"{where}: best over momenta",
+            caption=tried,
+            x=list(range(1, len(grids) + 1)),
+            x_names=[f"{alpha:g}" for alpha in grids],
+            x_label="α",
+        ),
+        Table(
+            title=f"{where}: best accuracy over momenta, %",
+            caption=tried,
+            header=("η_eff", *(f"α = {alpha:g}" for alpha in grids)),
+            rows=[
+                [f"{rate:.2g}", *(best(one, number) for one in grids.values())]
+                for number, rate in enumerate(rates(scale))
+            ],
+        ),
+        *([_each_setting(results, grids, where)] if fewer else []),
+    ]
+
+
+def _each_setting(results: Results, grids: Mapping[float, Grid], where: str) -> Table:
+    """The accuracies of the settings that were run at several α."""
+    rows = []
+    of_settings = (itertools.chain(*one.cells) for one in grids.values())
+    for setting, *cells in zip(grid(results.scale), *of_settings, strict=True):
+        if sum(bool(results.runs[cell]) for cell in cells) > 1:
+            ends = [at_the_end(results, cell) for cell in cells]
+            rows.append([f"{setting.rate:.2g}", f"{setting.left:.2g}", *ends])
+    return Table(
+        title=f"{where}: accuracy of each setting, %",
+        header=("η_eff", "1 − β", *(f"α = {alpha:g}" for alpha in grids)),
+        rows=rows,
+    )
