@@ -72,7 +72,7 @@ def test_models_of_their_own_are_evaluated_side_by_side_as_one_by_one():
         model = network.params | network.buffers
         models.append({name: t + number * torch.ones_like(t) for name, t in model.items()})
     rows = [torch.arange(size) + 1 for size in (7, 0, 20, 3, 20)]
-    found = predict_side_by_side(network, models, examples, rows, at_once=40)
+    found = predict_side_by_side(network, models.__getitem__, examples, rows, at_once=40)
     for number, (model, which) in enumerate(zip(models, rows, strict=True)):
         expected = network.predict(model, {}, examples.read(which))
         close(found[number], expected, 1e-9) if len(which) else None

@@ -8,8 +8,10 @@ import pytest
 
 import fedlens as fl
 from fedlens.report.blocks import Curves
+from fedlens.report.cautions import _of_clients
 from fedlens.report.personal import COMPARED, HEADER, personal_rows
 from fedlens.report.runs import run_blocks
+from fedlens.report.tables import rows as rows_of
 from fedlens.runs.records import read
 from tests.toys import toy
 
@@ -54,6 +56,18 @@ def test_a_personal_run_is_compared_with_fedavg_tuned_and_not_and_with_clients_a
     assert result.summary["against"].keys() == {"local_only", "fedavg", "fedavg_fine_tuned"}
 
 
+@pytest.mark.parametrize("algorithm", ["ditto", "fine-tune", "fedper"])
+def test_what_it_forgot_is_its_accuracy_on_the_images_of_all_others(algorithm, tmp_path):
+    """Nothing is learned here, so every client has one and the same model."""
+    still = replace(described(algorithm), local=fl.LocalTraining(lr=0.0))
+    fl.run(still, tmp_path / "run")
+    found, tested = by_clients(tmp_path / "run"), read(tmp_path / "run").evaluation["client_tested"]
+    right = [share * count for share, count in zip(found["federated"], tested, strict=True)]
+    for client, share in enumerate(found["elsewhere"]):
+        others = sum(right) - right[client], sum(tested) - tested[client]
+        assert share == pytest.approx(others[0] / others[1])
+
+
 def test_what_it_is_compared_with_is_trained_once(tmp_path):
     told: list[dict[str, Any]] = []
     fl.run(described("ditto"), tmp_path / "ditto")
@@ -84,17 +98,24 @@ def test_fine_tuning_is_the_tuned_baseline_itself(tmp_path):
     assert found["federated"] == found["fedavg_fine_tuned"]
 
 
-def test_without_baselines_or_tests_nothing_more_is_trained(tmp_path):
+def test_without_baselines_or_tests_nothing_more_is_trained(tmp_path, caplog):
     fl.run(described("ditto", baselines=False), tmp_path / "run")
     assert not (tmp_path / "run" / "clients.json").exists()
     untested = replace(described("ditto"), clients=fl.Clients(count=6))
+    assert not caplog.messages
     fl.run(untested, tmp_path / "untested")
     assert not (tmp_path / "untested" / "clients.json").exists()
+    (line,) = caplog.messages
+    assert "ditto" in line and "clients.holdout" in line
 
 
 def test_the_page_and_the_terminal_say_whether_it_was_worth_it(tmp_path):
-    fl.run(described("ditto", twin=True), tmp_path / "run")
+    result = fl.run(described("ditto", twin=True), tmp_path / "run")
+    assert "centralised" in result.summary["against"]
     run = read(tmp_path / "run")
+    shown = dict(zip(*(rows_of([run])[0], rows_of([run])[1][0]), strict=True))
+    assert shown["personal accuracy"] == f"{100 * result.final['personal_accuracy']:.1f}%"
+    assert "best accuracy (round)" not in shown, "it would be chosen by the test images"
     rows = {row[0]: dict(zip(HEADER, row, strict=True)) for row in personal_rows(run)}
     assert list(rows)[1:] == [words for words in COMPARED.values() if words]
     found = by_clients(tmp_path / "run")
@@ -108,6 +129,18 @@ def test_the_page_and_the_terminal_say_whether_it_was_worth_it(tmp_path):
     assert dots.lines[0].x == sorted(found["local_only"])
     assert sum(y or 0.0 for y in dots.lines[0].y) == pytest.approx(sum(found["federated"]))
     assert "Was it worth it to federate?" in blocks
+    for what in ("size", "EMD"):
+        gains = blocks[f"Who gains, by {what}"]
+        assert isinstance(gains, Curves)
+        expected = [a - b for a, b in zip(found["federated"], found["local_only"], strict=True)]
+        assert sorted(gains.lines[0].y) == pytest.approx(sorted(100 * x for x in expected))
+    slopes = blocks["From method to method"]
+    assert isinstance(slopes, Curves) and len(slopes.lines) == 6
+    assert slopes.ticks == ["alone", "FedAvg", "FedAvg, tuned", "ditto"]
+    for line in slopes.lines:
+        client = int(line.name.split()[1])
+        keys = ("local_only", "fedavg", "fedavg_fine_tuned", "federated")
+        assert line.y == [found[key][client] for key in keys]
     fl.run(described("fedavg"), tmp_path / "plain")
     assert not personal_rows(read(tmp_path / "plain"))
 
@@ -127,6 +160,21 @@ def test_unseen_clients_never_train_and_adapt_the_final_model(tmp_path):
     assert [found["federated"][client] for client in new] == tuned
     assert result.final["unseen_accuracy"] == pytest.approx(sum(tuned) / 2)
     assert result.summary["against"]["fine_tuned"]["clients"] == 4
+    for record in result.records:
+        measured = [share for share in record["client_accuracy"] if share is not None]
+        assert len(measured) == 4
+        assert record["client_accuracy_mean"] == pytest.approx(sum(measured) / 4)
+    assert {name for name, _ in _of_clients(read(tmp_path / "run"), "federated").items()} == {
+        f"client {client}" for client in set(range(6)) - new
+    }
+
+
+def test_many_clients_are_drawn_in_fifths(tmp_path):
+    many = replace(described("ditto"), clients=fl.Clients(count=12, holdout=0.3))
+    fl.run(many, tmp_path / "run")
+    blocks = {block.title: block for block in run_blocks([read(tmp_path / "run")])}
+    slopes = blocks["From method to method"]
+    assert isinstance(slopes, Curves) and len(slopes.lines) == 5
 
 
 def test_the_table_has_rows_for_new_clients(tmp_path):

@@ -165,14 +165,18 @@ class Stacked(Engine):
         yield from self._logits(model, examples, batches)
 
     def predict_each(
-        self, models: Sequence[Tree], examples: Examples, rows: Sequence[Tensor], at_once: int
+        self,
+        model_of: Callable[[int], Tree],
+        examples: Examples,
+        rows: Sequence[Tensor],
+        at_once: int,
     ) -> Iterator[Tensor]:
         """Models of about as many examples are evaluated side by side."""
         if not examples.labels.is_cuda:
-            yield from super().predict_each(models, examples, rows, at_once)
+            yield from super().predict_each(model_of, examples, rows, at_once)
             return
-        found = predict_side_by_side(self.network, models, examples, rows, at_once)
-        yield from (found[number] for number in range(len(models)))
+        found = predict_side_by_side(self.network, model_of, examples, rows, at_once)
+        yield from (found[number] for number in range(len(rows)))
 
     def _logits(
         self, model: Tree, examples: Examples, batches: Iterable[Which]
@@ -215,7 +219,7 @@ class OfForm:
 
 def predict_side_by_side(
     network: Network,
-    models: Sequence[Tree],
+    model_of: Callable[[int], Tree],
     examples: Examples,
     rows: Sequence[Tensor],
     at_once: int,
@@ -225,13 +229,13 @@ def predict_side_by_side(
     Models are taken in the order of their numbers of examples, so that little is padding.
     """
     found: dict[int, Tensor] = {}
-    left = sorted(range(len(models)), key=lambda number: len(rows[number]), reverse=True)
+    left = sorted(range(len(rows)), key=lambda number: len(rows[number]), reverse=True)
     while left:
         width = max(len(rows[left[0]]), 1)
         many = max(at_once // width, 1)
         some, left = left[:many], left[many:]
         padded = pad_sequence([rows[number] for number in some], batch_first=True)  # [C, width]
-        model = stack([models[number] for number in some])
+        model = stack([model_of(number) for number in some])
         pieces = []
         for part in torch.split(padded, -(-at_once // len(some)), 1):
             images = examples.read(part.flatten())

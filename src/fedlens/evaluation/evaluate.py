@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -210,6 +211,8 @@ class Evaluation:
                 if part == "test" and self.setup.program.algorithm.personal is None:
                     correct = correct[held.index]
                 by_client = accuracy_by_client(correct, held)
+            if self.setup.unseen is not None:  # they adapt the final model: see `alone`
+                by_client = by_client.index_fill(0, self.setup.unseen, math.nan)
             tested = held.sizes
             found |= {f"client_accuracy_{key}": v for key, v in spread(by_client, tested).items()}
         if primary is None:
@@ -263,29 +266,23 @@ def correct_answers(setup: Setup, engine: Engine, state: State) -> Tensor:  # [n
     tests = setup.client_tests
     assert tests is not None, "who asks for it was checked"
     examples, held_out = tested_examples(setup, tests), tests.holdings
-    model = state.params | state.buffers
     if setup.program.algorithm.personal is None:
-        key = "clients", id(examples), id(held_out)
+        key, model = ("clients", id(examples), id(held_out)), state.params | state.buffers
         return _recorded(engine, key, judge(engine, examples, held_out.index), model)
-    own = personal_models(setup, state)
-    models = [own.get(client, model) for client in range(len(held_out))]
     rows = [held_out.members(client).to(examples.labels.device) for client in range(len(held_out))]
-    answers = engine.predict_each(models, examples, rows, batch_of(engine, examples))
+    own = partial(model_of, setup, state)
+    answers = engine.predict_each(own, examples, rows, batch_of(engine, examples))
     found = [rows[0].new_zeros(0, dtype=torch.bool)]
     for which, logits in zip(rows, answers, strict=True):
         found.append(logits.argmax(1) == examples.labels[which])
     return torch.cat(found)
 
 
-def personal_models(setup: Setup, state: State) -> dict[int, Tree]:
-    """The models that clients are measured by, of those that keep anything of their own."""
+def model_of(setup: Setup, state: State, client: int) -> Tree:
+    """The model that a client is measured by: its own, if it keeps anything of it."""
     algorithm, model = setup.program.algorithm, state.params | state.buffers
-    if algorithm.personal is None:
-        return {}
-    return {
-        client: algorithm.model_of(model, moved(row, setup.device))
-        for client, row in state.clients.rows.items()
-    }
+    row = None if algorithm.personal is None else state.clients.rows.get(client)
+    return model if row is None else algorithm.model_of(model, moved(row, setup.device))
 
 
 def judge(engine: Engine, examples: Examples, index: Tensor) -> Callable[[Tree], Tensor]:

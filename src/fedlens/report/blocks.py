@@ -106,6 +106,7 @@ class Curves(Block):
     log_y: bool = False
     styles: Mapping[Style, str] = field(default_factory=dict)  # the meaning of each line style
     levels: Sequence[tuple[str, float]] = ()  # named horizontal lines to compare with
+    ticks: Sequence[str] = ()  # what x counts by name, from 0 on
     most_bands: int = 6  # with more names than this, no bands are drawn: they would overlap
 
     def names(self) -> list[Name]:

@@ -60,7 +60,7 @@ def weak_classes(evaluation: Mapping[str, Any], classes: Sequence[str]) -> Cauti
 
 def _left_behind(run: Run) -> Caution | None:
     """The clients whose accuracy is far below the mean of the others."""
-    shares = _of_clients(run, "client_accuracy")
+    shares = _of_clients(run, "federated") or _of_clients(run, "client_accuracy")
     total, behind = sum(share for share, _ in shares.values()), {}
     for name, (share, tested) in shares.items():
         if len(shares) > 1 and _is_far_below(share, tested, (total - share) / (len(shares) - 1)):
@@ -127,15 +127,24 @@ def _better_alone(run: Run) -> Caution | None:
 
 
 def _of_clients(run: Run, key: str) -> dict[str, tuple[float, int]]:
-    """The accuracies that were recorded as `key` and the number of examples, by client."""
+    """The accuracies that were recorded as `key` and the number of examples, by client.
+
+    Clients that never took part are left out.
+    """
     shares, tested = run.evaluation.get(key), run.evaluation.get("client_tested")
+    unseen = run.evaluation.get("unseen")
+    new = {k for k, is_new in enumerate(unseen if isinstance(unseen, list) else ()) if is_new}
     if not isinstance(shares, list) or not isinstance(tested, list) or len(shares) != len(tested):
         return {}
     names = client_names(run) or [f"client {k}" for k in range(len(shares))]
     return {
         name: (share, count)
-        for name, share, count in zip(names, shares, tested, strict=False)
-        if is_number(share) and 0 <= share <= 1 and type(count) is int and count > 0
+        for k, (name, share, count) in enumerate(zip(names, shares, tested, strict=False))
+        if is_number(share)
+        and 0 <= share <= 1
+        and type(count) is int
+        and count > 0
+        and k not in new
     }
 
 

@@ -211,6 +211,8 @@ def _scale(axes: Axes, block: Curves) -> None:
         axes.yaxis.set_major_locator(LogLocator(numticks=6))
         plain_numbers(axes.yaxis)
     number_ticks(axes.xaxis)
+    if block.ticks:
+        axes.set_xticks(range(len(block.ticks)), shortened(block.ticks, 14))
     number_ticks(axes.yaxis, block.percent)
 
 

@@ -251,7 +251,7 @@ def client_blocks(groups: Sequence[Group]) -> Iterator[Block]:
         if names is not None and (named := _named_lines(run, names)):
             yield Curves(
                 title="Accuracy of each client" + (f": {one.name}" if len(groups) > 1 else ""),
-                caption="Accuracy of the one model on each client's own examples, round by round."
+                caption=f"{whose(run)} on its own examples, round by round."
                 + (" Of repeats, the first run." if len(one.runs) > 1 else ""),
                 lines=named,
                 y_label="accuracy on clients' own examples",
@@ -270,8 +270,8 @@ def client_blocks(groups: Sequence[Group]) -> Iterator[Block]:
         yield Curves(
             title="Accuracy over clients",
             name="clients",
-            caption="Accuracy of the one model on each client's own examples. Line: the median "
-            "client. Dashes: the tenth percentile. Band: from the worst client to the best.",
+            caption="Accuracy on each client's own examples. Line: the median client. Dashes: the "
+            "tenth percentile. Band: from the worst client to the best.",
             lines=lines,
             y_label="accuracy on clients' own examples",
             percent=True,
@@ -290,8 +290,8 @@ def client_blocks(groups: Sequence[Group]) -> Iterator[Block]:
     if dots:
         yield Strip(
             title="Accuracy of each client at the end",
-            caption="Accuracy of the final model on examples of each client's own that nobody "
-            "trained on. A dot is a client; the stroke is the median.",
+            caption="Accuracy on examples of each client's own that nobody trained on. A dot is a "
+            "client; the stroke is the median.",
             groups=dots,
             x_label="accuracy",
             percent=True,
@@ -334,9 +334,9 @@ def _client_intervals(groups: Sequence[Group]) -> Intervals | None:
     sizes = [int(number(tested[k]) or 0) for k in order]
     return Intervals(
         title="Who is left behind",
-        caption="Accuracy of the final model on examples of each client's own, set apart from "
-        "training, with its 95% interval (Wilson's); the worst client first. Where intervals "
-        "overlap widely, the models may be equally good.",
+        caption="Accuracy on examples of each client's own, set apart from training, with its 95% "
+        "interval (Wilson's); the worst client first. Where intervals overlap widely, the models "
+        "may be equally good.",
         rows=[names[k] for k in order],
         series=[_marks(name, [x[k] for k in order], sizes) for name, x in columns.items()],
         x_label="accuracy",
@@ -385,6 +385,11 @@ def client_rows(run: Run) -> list[list[str]]:
     ]
 
 
+def whose(run: Run) -> str:
+    own = run.final("personal_accuracy") is not None
+    return "Each client's own model" if own else "The one model, for each client"
+
+
 def client_header(run: Run) -> list[str]:
     """The header of the table whose rows are `client_rows`."""
     return CLIENTS + [words for key, words in BY_THEMSELVES.items() if key in accuracies(run)]
@@ -393,6 +398,8 @@ def client_header(run: Run) -> list[str]:
 def accuracies(run: Run) -> dict[str, list[float | None]]:
     """The accuracies of each client that were recorded: of the final model, and of others."""
     found = {key: run.evaluation.get(key) for key in ("client_accuracy", *BY_THEMSELVES)}
+    if "federated" in run.evaluation:  # the same; or, where clients tune it at the end, then
+        found["client_accuracy"] = run.evaluation["federated"]
     return {key: [*map(number, some)] for key, some in found.items() if isinstance(some, list)}
 
 
@@ -411,6 +418,8 @@ def worth(run: Run) -> list[str]:
         "local_only": "Each client trained alone",
         "fine_tuned": "The final model fine-tuned by each client",
     }
+    if isinstance(against, dict) and "fedavg" in against:  # `personal_rows` say it
+        del words["local_only"]
     found = []
     for key, what in words.items():
         about = against.get(key) if isinstance(against, dict) else None
@@ -444,7 +453,7 @@ def _client_tables(groups: Sequence[Group]) -> Iterator[Table]:
             of = f": {one.name}" if len(groups) > 1 else ""
             yield Table(
                 title=f"Client by client{of}",
-                caption="The one model, tested on examples of each client's own that nobody "
+                caption=f"{whose(one.runs[0])}, tested on examples of its own that nobody "
                 "trained on. The interval is Wilson's: with few examples it is wide. "
                 + " ".join(worth(one.runs[0]))
                 + (" Of repeats, the first run." if len(one.runs) > 1 else ""),

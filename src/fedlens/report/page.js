@@ -302,10 +302,10 @@
       });
       const many = Math.max(4, Math.floor((box.right - box.left) / 60));
       for (const t of data.log_x ? logTicks(left, right) : linearTicks(left, right, many, data.whole)) {
-        const label = tickLabel(t);
+        const label = data.ticks.length ? data.ticks[t] ?? "" : tickLabel(t);
         const middle = Math.min(x.at(t), width - (LETTER * label.length) / 2); // the last one is not cut off
         parts.push(
-          `<path class="tick" d="M${x.at(t)},${box.bottom}v4"/><text x="${middle}" y="${box.bottom + 17}" text-anchor="middle">${label}</text>`,
+          `<path class="tick" d="M${x.at(t)},${box.bottom}v4"/><text x="${middle}" y="${box.bottom + 17}" text-anchor="middle">${escaped(label)}</text>`,
         );
       }
       parts.push(
@@ -408,7 +408,7 @@
       const left = read.length - MOST_READ;
       const place = Number.isInteger(this.hover) ? this.hover : Number(this.hover.toPrecision(Math.abs(this.hover) < 1e6 ? 6 : 12));
       this.tip.innerHTML =
-        `<p class="at">${escaped(data.x_label)} ${placed(place)}</p>` +
+        `<p class="at">${escaped(data.ticks[place] ?? `${data.x_label} ${placed(place)}`)}</p>` +
         read
           .slice(0, MOST_READ)
           .map(({ name, line, values }) => `<p>${this.swatch(line)}<span>${escaped(name)} <span class="value">${escaped(values.join(", "))}</span></span></p>`)

@@ -245,7 +245,7 @@ def _chart(block: Curves) -> str:
         | _drawn_with(place[line.name])
         for line in block.lines
     ]
-    plain = ("x_label", "percent", "log_x", "log_y", "banded", "whole")
+    plain = ("x_label", "percent", "log_x", "log_y", "banded", "whole", "ticks")
     chart = {key: getattr(block, key) for key in plain} | {
         "span": None if block.log_x else block.span(),
         "lines": lines,

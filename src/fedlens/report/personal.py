@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedlens.data.emd import emd_per_client
 from fedlens.report.blocks import Block, Curves, Line, Table
 from fedlens.report.groups import Group
+from fedlens.report.holdings import EMD, FEW, client_names, matrix
 from fedlens.report.numbers import NONE, format_number
 from fedlens.runs.records import Run, is_number
 
 Array = NDArray[Any]
+Of = Callable[[Run], Array]
 
 COMPARED = {
     "federated": "",
@@ -89,13 +92,9 @@ def _gain(about: dict[str, object]) -> tuple[str, str]:
 
 
 def personal_blocks(groups: Sequence[Group]) -> Iterator[Block]:
-    """A table for each group, and a dot for each client: alone against federated."""
-    lines = []
-    for one in groups:
-        run = one.runs[0]
-        rows = personal_rows(run)
-        if not rows:
-            continue
+    """Tables of what was compared, and pictures of who gains: clients are dots or slopes."""
+    known = [one for one in groups if personal_rows(one.runs[0])]
+    for one in known:
         of = f": {one.name}" if len(groups) > 1 else ""
         yield Table(
             title=f"Was it worth it to federate?{of}",
@@ -106,19 +105,109 @@ def personal_blocks(groups: Sequence[Group]) -> Iterator[Block]:
             + " Of repeats, the first run."
             * (len(one.runs) > 1),
             header=HEADER,
-            rows=rows,
+            rows=personal_rows(one.runs[0]),
         )
-        alone, own = shares(run, "local_only"), shares(run, "federated")
-        if len(alone) == len(own):
-            order = np.argsort(alone)
-            lines.append(Line(one.name, alone[order].tolist(), own[order].tolist(), style="dots"))
-    if lines:
+    named = len(known) == 1
+    alone = [dots for one in known for dots in _dots(one, named, _alone, _own)]
+    if alone:
         yield Curves(
             title="Alone or together",
             caption="A dot is a client: above the dotted line its model from the federation is "
             "better than the one that it trains alone.",
-            lines=[*lines, Line("equally good", [0.0, 1.0], [0.0, 1.0], style="dotted")],
+            lines=[*alone, Line("equally good", [0.0, 1.0], [0.0, 1.0], style="dotted")],
             x_label="accuracy alone",
             y_label="accuracy of its own model",
             percent=True,
         )
+    emd = f"EMD is that of its classes from everyone's ({EMD})."
+    for what, of, of_client, about in (
+        ("size", "training images", _sizes, ""),
+        ("EMD", "EMD", _emds, emd),
+    ):
+        lines = [dots for one in known for dots in _dots(one, named, of_client, _gains)]
+        if lines:
+            yield Curves(
+                title=f"Who gains, by {what}",
+                caption="A dot is a client: how much better its model from the federation is than "
+                f"the one that it trains alone. {about}",
+                lines=lines,
+                x_label=of,
+                y_label="gain over alone, in points",
+                log_x=what == "size",
+                levels=[("as good as alone", 0.0)],
+            )
+    yield from _slopes(known)
+
+
+def _alone(run: Run) -> Array:  # [K]
+    return shares(run, "local_only")
+
+
+def _own(run: Run) -> Array:  # [K]
+    return shares(run, "federated")
+
+
+def _gains(run: Run) -> Array:  # [K]
+    return 100 * (_own(run) - _alone(run))
+
+
+def _sizes(run: Run) -> Array:  # [K], or empty
+    found = (run.partition or {}).get("sizes")
+    listed = found if isinstance(found, list) else []
+    return np.array([x if is_number(x) and x > 0 else np.nan for x in listed], float)
+
+
+def _emds(run: Run) -> Array:  # [K], or empty
+    counts = matrix((run.partition or {}).get("label_counts"))
+    return np.array([]) if counts is None else emd_per_client(counts)
+
+
+def _dots(one: Group, named: bool, x: Of, y: Of) -> Iterator[Line]:
+    """A dot for each client; a few clients with names have a line of the legend each."""
+    run, names = one.runs[0], client_names(one.runs[0])
+    across, up = x(run), y(run)
+    if len(across) != len(up):
+        return
+    order = [k for k in np.argsort(across) if np.isfinite(across[k]) and np.isfinite(up[k])]
+    if named and names is not None and len(names) == len(up) <= FEW:
+        yield from (Line(names[k], [across[k]], [up[k]], style="dots") for k in order)
+    elif order:
+        yield Line(one.name, across[order].tolist(), up[order].tolist(), style="dots")
+
+
+def _slopes(known: Sequence[Group]) -> Iterator[Curves]:
+    """How each of a few clients, or each fifth of many, does from method to method."""
+    if not known:
+        return
+    first = known[0].runs[0]
+    columns = {
+        "alone": _alone(first),
+        "FedAvg": shares(first, "fedavg"),
+        "FedAvg, tuned": shares(first, "fedavg_fine_tuned"),
+    }
+    for one in known:  # of several runs, those on the same clients
+        if np.array_equal(_alone(one.runs[0]), columns["alone"], equal_nan=True):
+            columns[one.name if len(known) > 1 else one.runs[0].algorithm] = _own(one.runs[0])
+    table = np.array([*columns.values()])  # [methods, K]
+    order = np.argsort(table[0])
+    order = order[np.isfinite(table[:, order]).all(0)]
+    named = client_names(first)
+    names = named or [f"client {k}" for k in range(table.shape[1])]
+    if len(order) > (FEW if named else FEW // 2):
+        words, fifths = ("worst", "second", "middle", "fourth", "best"), np.array_split(order, 5)
+        parts = {f"{w} fifth alone": k for w, k in zip(words, fifths, strict=True)}
+    else:
+        parts = {names[k]: np.array([k]) for k in order}
+    yield Curves(
+        title="From method to method",
+        caption="Mean accuracy of the same clients by each method: a line that rises gains."
+        + " Clients are in fifths, by their accuracy alone." * (len(parts) < len(order)),
+        lines=[
+            Line(name, [*range(len(table))], table[:, some].mean(1).tolist())
+            for name, some in parts.items()
+        ],
+        x_label="method",
+        y_label="accuracy",
+        percent=True,
+        ticks=[*columns],
+    )

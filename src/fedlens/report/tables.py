@@ -11,7 +11,13 @@ from fedlens.storage.reading import printable
 
 Column = Callable[[Run, str], str]
 """The cell of a run; the second argument is the part that it was evaluated on."""
-OPTIONAL = ("relative accuracy", "rounds to 90% of it", "worst tenth of clients")
+OPTIONAL = (
+    "personal accuracy",
+    "best accuracy (round)",
+    "relative accuracy",
+    "rounds to 90% of it",
+    "worst tenth of clients",
+)
 """Columns that are shown only if a run has a value for them."""
 
 
@@ -66,6 +72,8 @@ def decimal(value: float | None, digits: int = 3) -> str:
 
 def _best(run: Run, part: str) -> str:
     best = run.best(f"{part}_accuracy")
+    if part == "test" and run.final("personal_accuracy") is not None:
+        return NONE  # chosen by the images of the comparison
     return f"{format_number(best[0], True)} ({best[1]})" if best else NONE
 
 
@@ -93,6 +101,7 @@ def _total(column: str, unit: float) -> Column:
 COLUMNS: dict[str, Column] = {
     "run": lambda run, _: run.name,
     "final accuracy": _final("{}_accuracy"),
+    "personal accuracy": _final("personal_accuracy"),
     "best accuracy (round)": _best,
     "final loss": lambda run, part: decimal(run.final(recorded_as([run], part, "loss"))),
     "macro F1": lambda run, part: decimal(run.final(f"{part}_f1")),

@@ -75,12 +75,16 @@ class Engine(Protocol):
             yield self.network.predict(model, {}, images, fast=self.predicts_fast)
 
     def predict_each(
-        self, models: Sequence[Tree], examples: Examples, rows: Sequence[Tensor], at_once: int
+        self,
+        model_of: Callable[[int], Tree],
+        examples: Examples,
+        rows: Sequence[Tensor],
+        at_once: int,
     ) -> Iterator[Tensor]:
-        """Yield the logits of each model on its own examples; `at_once` are in memory together."""
-        for model, which in zip(models, rows, strict=True):
+        """Yield the logits of model k on the examples rows[k]; `at_once` are in memory together."""
+        for number, which in enumerate(rows):
             batches = [some for some in torch.split(which, at_once) if len(some)]
-            found = [*self.predict(model, examples, batches)]
+            found = [*self.predict(model_of(number), examples, batches)] if batches else []
             yield torch.cat(found) if found else torch.zeros((0, 1))
 
     @property

@@ -13,14 +13,14 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedlens.algorithm.pieces import AmongSeen
 from fedlens.config.experiment import Evaluate
 from fedlens.core import Tree
 from fedlens.core.federation import Federation, Fixed
@@ -28,12 +28,13 @@ from fedlens.data.places import cache
 from fedlens.evaluation.evaluate import (
     ByClient,
     Twin,
-    batch_of,
+    correct_answers,
     judge,
-    personal_models,
+    model_of,
     tested_by_client,
     tested_examples,
 )
+from fedlens.evaluation.metrics import accuracy_by_client
 from fedlens.rounds import RoundInput, State, begin, run_rounds
 from fedlens.rounds.client import ClientProgram
 from fedlens.runs.loop import torch_settings, train
@@ -84,26 +85,26 @@ def by_client(
     During training, `watch` is called after each pass with its number (`tuned` or `alone`), or each
     round of FedAvg (`baseline`), and the number of these (`of`).
     """
-    evaluate, clients = setup.experiment.evaluate, range(setup.federation.num_clients)
-    own, compares = setup.program.algorithm.personal, has_baselines(setup)
+    evaluate = setup.experiment.evaluate
+    own, compares, new = setup.program.algorithm.personal, has_baselines(setup), setup.unseen
     tune = own.tune if own is not None else 0
     trains = bool(evaluate.fine_tune or evaluate.local_only or tune)
-    select = setup.program.algorithm.select
-    new = select.set_apart(len(clients)) if isinstance(select, AmongSeen) else None
     is_fleet = setup.engine.reporting is not None  # its server has no examples
     if is_fleet or not (trains or compares or new is not None or twin is not None):
         return None
     passes = tune or evaluate.fine_tune or PASSES
-    models = [final.params | final.buffers] * len(clients)
-    for client, model in personal_models(setup, final).items():
-        models[client] = model
-    found = ByClient(torch.stack([_tested(setup, client, models[client]) for client in clients]))
+    models = partial(model_of, setup, final)
+    tests = setup.client_tests
+    assert tests is not None, "who asks for it was checked"
+    right = correct_answers(setup, setup.engine, final).cpu()
+    found = ByClient(accuracy_by_client(right, tests.holdings))
     if twin is not None and twin.by_client is not None:
         found = found._replace(centralised=torch.tensor(twin.by_client, dtype=torch.float64))
     if compares:
         found = found._replace(**_baselines(setup, final.round, passes, watch))
-        elsewhere = None if tune else _elsewhere(setup, models)
-        found = found._replace(elsewhere=elsewhere)
+        held = tests.holdings.sizes
+        away = [torch.nan if tune else _elsewhere(setup, k, models(k)) for k in range(len(held))]
+        found = found._replace(elsewhere=torch.tensor(away, dtype=torch.float64))
     if not trains and new is None:
         return found
     plain = plain_training(setup)
@@ -112,11 +113,13 @@ def by_client(
             # With the last values of schedules: it continues the run.
             last = plain.program_of(plain.experiment.rounds - 1)
             if tune or new is not None:
-                which = None if tune else new
-                tuned = _accuracy(setup, plain, models, [last] * passes, "tuned", watch, which)
+                which, away = None if tune else new, found.elsewhere
+                tuned = _accuracy(
+                    setup, plain, models, [last] * passes, "tuned", watch, which, away
+                )
                 found = found._replace(federated=torch.where(tuned.isnan(), found[0], tuned))
             if new is not None:
-                is_new = torch.isin(torch.arange(len(clients)), new)
+                is_new = torch.isin(torch.arange(len(tests.holdings)), new)
                 found = found._replace(unseen=is_new)
             if count := evaluate.fine_tune:
                 tuned = _accuracy(setup, plain, models, [last] * count, "tuned", watch)
@@ -160,11 +163,12 @@ def _baselines(setup: Setup, rounds: int, passes: int, watch: Watch | None) -> d
     plain = plain_training(base)
     with torch_settings(plain.experiment, plain.device, plain.threads):
         try:
-            starts = [model] * setup.federation.num_clients
             tuning = [plain.program_of(plain.experiment.rounds - 1)] * passes
             found = {
                 "fedavg": tested_by_client(setup, model),
-                "fedavg_fine_tuned": _accuracy(setup, plain, starts, tuning, "tuned", watch),
+                "fedavg_fine_tuned": _accuracy(
+                    setup, plain, lambda _: model, tuning, "tuned", watch
+                ),
                 "local_only": _accuracy(setup, plain, None, _passes(plain), "alone", watch),
             }
         finally:
@@ -175,21 +179,15 @@ def _baselines(setup: Setup, rounds: int, passes: int, watch: Watch | None) -> d
     return found
 
 
-def _elsewhere(setup: Setup, models: list[Tree]) -> Tensor:  # [K]
-    """The accuracy of each client's model on the test examples of all others, or on some."""
+def _elsewhere(setup: Setup, client: int, model: Tree) -> float:
+    """The accuracy of a client's model on the test examples of all others, or on some."""
     assert setup.client_tests is not None, "who asks for it was checked"
-    tests = setup.client_tests
-    held, examples = tests.holdings, tested_examples(setup, tests)
-    owner = torch.repeat_interleave(torch.arange(len(held)), held.sizes)
-    order = torch.randperm(len(owner), generator=torch.Generator().manual_seed(0))[:ELSEWHERE]
-    rows = [held.index[order[owner[order] != client]] for client in range(len(held))]
-    rows = [some.to(examples.labels.device) for some in rows]
-    logits = setup.engine.predict_each(models, examples, rows, batch_of(setup.engine, examples))
-    right = [
-        (found.argmax(1) == examples.labels[some]).double().mean().cpu()
-        for found, some in zip(logits, rows, strict=True)
-    ]
-    return torch.stack(right)
+    held = setup.client_tests.holdings
+    order = torch.randperm(len(held.index), generator=torch.Generator().manual_seed(0))[:ELSEWHERE]
+    first, end = held.offsets[client], held.offsets[client + 1]
+    others = order[(order < first) | (order >= end)]
+    examples = tested_examples(setup, setup.client_tests)
+    return float(judge(setup.engine, examples, held.index[others])(model).double().mean())
 
 
 def tuned_model(setup: Setup, model: Tree, client: int) -> Tree:
@@ -201,7 +199,7 @@ def tuned_model(setup: Setup, model: Tree, client: int) -> Tree:
     with torch_settings(plain.experiment, plain.device, plain.threads):
         last = [plain.program_of(plain.experiment.rounds - 1)] * own.tune
         try:
-            ((_, tuned),) = _trained(setup, plain, torch.tensor([client]), {client: model}, last)
+            ((_, tuned),) = _trained(setup, plain, torch.tensor([client]), lambda _: model, last)
         finally:
             plain.engine.close()
     return tuned
@@ -210,24 +208,27 @@ def tuned_model(setup: Setup, model: Tree, client: int) -> Tree:
 def _accuracy(
     setup: Setup,
     plain: Setup,
-    starts: list[Tree] | None,
+    starts: Callable[[int], Tree] | None,
     passes: list[ClientProgram],
     told_as: str,
     watch: Watch | None,
     some: Tensor | None = None,
+    elsewhere: Tensor | None = None,
 ) -> Tensor:  # [K]
     """Accuracy by client after `passes`, each from its own start or from the initial model.
 
-    It is NaN for others than `some` clients, if these are given.
+    It is NaN for others than `some` clients, if these are given. In `elsewhere` [K], the accuracy
+    on the others' examples is replaced by that of these models.
     """
     assert setup.client_tests is not None, "who asks for it was checked"
     held, tested = setup.federation.everyone(0), setup.client_tests.holdings
     found = torch.full((len(held),), torch.nan, dtype=torch.float64)
     able = torch.nonzero((held.sizes > 0) & (tested.sizes > 0))[:, 0]
     able = able if some is None else able[torch.isin(able, some)]
-    each = None if starts is None else dict(enumerate(starts))
-    for client, model in _trained(setup, plain, able, each, passes, told_as, watch):
+    for client, model in _trained(setup, plain, able, starts, passes, told_as, watch):
         found[client] = _tested(setup, client, model)
+        if elsewhere is not None:
+            elsewhere[client] = _elsewhere(setup, client, model)
     return found
 
 
@@ -235,7 +236,7 @@ def _trained(
     setup: Setup,
     plain: Setup,
     clients: Tensor,
-    starts: Mapping[int, Tree] | None,
+    starts: Callable[[int], Tree] | None,
     passes: list[ClientProgram],
     told_as: str = "tuned",
     watch: Watch | None = None,
@@ -250,7 +251,7 @@ def _trained(
         ]
         states = [begin(plain.network, plain.program, one, plain.device) for one in federations]
         if starts is not None:
-            states = [_from(s, starts[k]) for s, k in zip(states, some.tolist(), strict=True)]
+            states = [_from(s, starts(k)) for s, k in zip(states, some.tolist(), strict=True)]
         for program in passes:
             states = _one_pass(plain, program, federations, states)
             done += 1

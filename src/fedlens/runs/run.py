@@ -228,10 +228,29 @@ MOST_NAMED = 5  # clients or classes in one line
 
 def say_beforehand(setups: Iterable[Setup]) -> None:
     """Log the warnings of all runs, one line each and equal lines once."""
-    about = _untested, _tested_alone, _untested_classes, _without_effect, _softmax_twice
+    about = (
+        _unmeasured,
+        _untested,
+        _tested_alone,
+        _untested_classes,
+        _without_effect,
+        _softmax_twice,
+    )
     lines = [say(setup) for setup in setups for say in about]
     for line in dict.fromkeys(filter(None, lines)):
         logger.warning("%s", line)
+
+
+def _unmeasured(setup: Setup) -> str:
+    """A warning if clients have models of their own and nothing to test them on."""
+    wanted = setup.is_personal and setup.experiment.evaluate.baselines
+    if not wanted or setup.client_tests is not None or setup.engine.reporting is not None:
+        return ""
+    names = " + ".join(named.name for named in setup.experiment.algorithm)
+    return (
+        f"{names} gives each client a model of its own, and clients have no images to test it on: "
+        "only the server's model is measured; set clients.holdout, say to 0.25"
+    )
 
 
 def _untested(setup: Setup) -> str:

@@ -97,7 +97,8 @@ def gains(found: ByClient, seed: int) -> dict[str, Any]:
     (Student), corrected for the number of comparisons (Holm).
     """
     against: dict[str, Any] = {}
-    for name in ("fine_tuned", "local_only", "fedavg", "fedavg_fine_tuned"):
+    names = ["fine_tuned", "local_only", "fedavg", "fedavg_fine_tuned"]
+    for name in [*names, *["centralised"] * (found.fedavg is not None)]:
         own = getattr(found, name)
         if own is None:
             continue

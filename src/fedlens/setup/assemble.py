@@ -9,8 +9,10 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fedlens.algorithm import Algorithm
+from fedlens.algorithm.pieces import AmongSeen
 from fedlens.config.experiment import Experiment
 from fedlens.config.names import DEVICES, LOSSES
 from fedlens.config.options import Named
@@ -98,6 +100,13 @@ class Setup:
     def is_personal(self) -> bool:
         """Whether an algorithm gives clients models of their own."""
         return self.program.algorithm.personal is not None and self.experiment.norm != "local"
+
+    @property
+    def unseen(self) -> Tensor | None:
+        """The clients that are set apart, and never train in the rounds."""
+        select = self.program.algorithm.select
+        apart = isinstance(select, AmongSeen)
+        return select.set_apart(self.federation.num_clients) if apart else None
 
     @property
     def some_may_fail(self) -> bool:
