@@ -103,8 +103,8 @@ def by_client(
     if compares:
         found = found._replace(**_baselines(setup, final.round, passes, watch))
         held = tests.holdings.sizes
-        away = [torch.nan if tune else _elsewhere(setup, k, models(k)) for k in range(len(held))]
-        found = found._replace(elsewhere=torch.tensor(away, dtype=torch.float64))
+        forgot = [torch.nan if tune else _elsewhere(setup, k, models(k)) for k in range(len(held))]
+        found = found._replace(elsewhere=torch.tensor(forgot, dtype=torch.float64))
     if not trains and new is None:
         return found
     plain = plain_training(setup)

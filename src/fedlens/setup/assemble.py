@@ -105,8 +105,9 @@ class Setup:
     def unseen(self) -> Tensor | None:
         """The clients that are set apart, and never train in the rounds."""
         select = self.program.algorithm.select
-        apart = isinstance(select, AmongSeen)
-        return select.set_apart(self.federation.num_clients) if apart else None
+        if not isinstance(select, AmongSeen):
+            return None
+        return select.set_apart(self.federation.num_clients)
 
     @property
     def some_may_fail(self) -> bool:
