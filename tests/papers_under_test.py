@@ -60,6 +60,7 @@ from fedlens.algorithms.pfedme import pfedme
 from fedlens.algorithms.qfedavg import qfedavg
 from fedlens.algorithms.quantize import quantize
 from fedlens.algorithms.scaffold import scaffold
+from fedlens.algorithms.sign import sign
 from fedlens.algorithms.top_k import top_k
 from fedlens.algorithms.trimmed_mean import trimmed_mean
 from fedlens.core import Batch, Local, Memory, Number, Tree, keys, per_row
@@ -170,6 +171,8 @@ ALGORITHMS = {
         BASE, centred_clipping(radius=0.5, iterations=3), bucketing(size=2)
     ),
     "top-k": compose(BASE, top_k(share=0.1)),
+    "sign": compose(BASE, sign()),
+    "clip, sign x fedadmm": compose(PLAIN, fedadmm(rho=0.1), clip(norm=2.0), sign()),
     "clip, top-k x fedadmm": compose(PLAIN, fedadmm(rho=0.1), clip(norm=2.0), top_k(share=0.2)),
     "qfedavg": compose(BASE, qfedavg(q=1.0)),
     "fedbn": compose(BASE, fedbn()),

@@ -6,12 +6,14 @@ from math import ceil
 import pytest
 import torch
 
-from fedlens.algorithm.channel import packed, unpacked
+from fedlens.algorithm.channel import encode, first_memory, packed, unpacked
 from fedlens.algorithms.clip import Clip
 from fedlens.algorithms.quantize import Quantize
+from fedlens.algorithms.sign import Sign
 from fedlens.algorithms.top_k import TopK
 from fedlens.core import keys
 from fedlens.core.bits import from_bits, to_bits
+from fedlens.core.trees import map_tensors
 from fedlens.network.layout import Layout
 
 LAYOUT = Layout.of(torch.nn.Linear(50, 7))
@@ -26,64 +28,60 @@ CHANNELS = {
     "clip, quantize": (Clip(0.5), Quantize(4)),
     "quantize, top-k": (Quantize(5), TopK(0.2)),
     "top-k, quantize": (TopK(0.2), Quantize(5)),
+    "sign": (Sign(),),
+    "sign, top-k": (Sign(feedback=False), TopK(0.2)),
 }
 
 
+def through(channel, update, seed=0):
+    """An update after a channel, without its leading axis, and what was noted of it."""
+    params = {"weight": START}
+    memory = map_tensors(first_memory(channel, params), lambda t: t[None])
+    sent = encode(channel, {"weight": update[None]}, memory, keys.root(seed)[None], LAYOUT)
+    notes = {part: tree["weight"][0] for part, tree in sent.notes.items() if "weight" in tree}
+    return sent.update["weight"].flatten(), notes
+
+
 def sent_of(channel, seed=0):
-    """An update of a client of float32 tensors, after a channel, without its leading axis."""
+    """An update of a client of float32 tensors."""
     draw = torch.Generator().manual_seed(seed)
     own = START + 0.1 * torch.randn(START.shape, generator=draw)
-    update = {"weight": (own.double() - START.double())[None]}
-    for place, step in enumerate(channel):
-        memory = {
-            name: {k: t[None] for k, t in tree.items()} for name, tree in step.init({}).items()
-        }
-        update = step.encode(update, memory, keys.root(seed, place)[None], LAYOUT).update
-    return update["weight"].flatten()
+    return through(channel, own.double() - START.double(), seed)
 
 
 @pytest.mark.parametrize("name", CHANNELS)
 def test_all_numbers_arrive_in_the_bytes_that_are_counted(name):
     channel, start = CHANNELS[name], START.flatten()
     for seed in range(5):
-        numbers = sent_of(channel, seed)
-        parts = packed(channel, numbers, "weight", start)
+        numbers, notes = sent_of(channel, seed)
+        parts = packed(channel, numbers, "weight", notes, start)
         assert torch.equal(unpacked(channel, parts, len(numbers), start), numbers)
         bits = 32 * len(numbers)
         for step in channel:
-            bits = step.num_bits(len(numbers), bits, "weight")
+            bits = step.num_bits(START.shape, bits, "weight")
         assert abs(sum(t.nbytes for t in parts.values()) - ceil(bits / 8)) <= 4, seed
 
 
 @pytest.mark.parametrize("name", CHANNELS)
 def test_zeros_arrive_as_zeros(name):
-    channel, zeros = CHANNELS[name], torch.zeros(20, dtype=torch.float64)
-    assert torch.equal(unpacked(channel, packed(channel, zeros, "weight"), 20), zeros)
+    channel = CHANNELS[name]
+    zeros, notes = through(channel, torch.zeros(7, 50, dtype=torch.float64))
+    assert not zeros.any()
+    assert torch.equal(unpacked(channel, packed(channel, zeros, "weight", notes), 350), zeros)
 
 
-def test_buffers_are_not_made_sparse():
-    parts = packed((TopK(0.1),), torch.arange(20.0).double(), "buffer")
-    assert parts.keys() == {"numbers"}
-    assert TopK(0.1).num_bits(20, 640, "buffer") == 640
+def test_buffers_travel_as_they_are():
+    for step in (TopK(0.1), Sign()):
+        parts = packed((step,), torch.arange(20.0).double(), "buffer", {})
+        assert parts.keys() == {"numbers"}
+        assert step.num_bits(torch.Size((20,)), 640, "buffer") == 640
 
 
-def test_the_scale_is_found_where_no_entry_reaches_it():
-    draw = torch.Generator().manual_seed(5)
-    for bits, trial in product((3, 8, 16), range(20)):
-        levels = 2 ** (bits - 1) - 1
-        scale = torch.rand((), generator=draw) * 10.0 ** (trial % 7 - 4)
-        steps = torch.randint(-levels + 1, levels, (50,), generator=draw).double()
-        steps[0] = levels - 1
-        numbers = (steps * (scale.double() / levels)).float().double()
-        parts = packed((Quantize(bits),), numbers, "weight")
-        assert parts.keys() == {"0.scale", "0.codes"}, (bits, trial)
-        assert torch.equal(unpacked((Quantize(bits),), parts, 50), numbers)
-
-
-@pytest.mark.parametrize("steps", [(Quantize(4), Clip(0.1)), (Clip(0.1),)])
+@pytest.mark.parametrize("steps", [(Quantize(4), Clip(0.1)), (Clip(0.1),), (Sign(),)])
 def test_numbers_that_no_step_can_pack_arrive_as_they_are(steps):
     odd = torch.tensor([0.1, torch.nan, -torch.inf, 1e300], dtype=torch.float64)
-    found = unpacked(steps, packed(steps, odd, "weight"), 4)
+    notes = dict.fromkeys((f"channel.{place}.scale" for place in (0, 1)), torch.ones(()))
+    found = unpacked(steps, packed(steps, odd, "weight", notes), 4)
     assert found.view(torch.int64).tolist() == odd.view(torch.int64).tolist()
 
 
@@ -99,8 +97,12 @@ def changed(parts, **to):
     return {**parts, **{name.replace("_", "."): t for name, t in to.items()}}
 
 
-SPARSE = packed((TopK(0.2),), sent_of((TopK(0.2),)), "weight")
-COARSE = packed((Quantize(5),), sent_of((Quantize(5),)), "weight")
+def parts_of(step):
+    numbers, notes = sent_of((step,))
+    return packed((step,), numbers, "weight", notes)
+
+
+SPARSE, COARSE = parts_of(TopK(0.2)), parts_of(Quantize(5))
 LIES = {
     "a place before the first": (
         TopK(0.2),

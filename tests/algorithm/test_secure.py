@@ -13,6 +13,7 @@ from fedlens.algorithm.pieces import Epochs, Sgd, Uniformly
 from fedlens.algorithm.secure import SecureSum, enough, with_secure_sums
 from fedlens.algorithms.quantize import quantize
 from fedlens.algorithms.scaffold import scaffold
+from fedlens.algorithms.sign import sign
 from fedlens.algorithms.top_k import top_k
 from fedlens.storage.run_files import RunFailed, read_records
 from tests.federations import ENGINES, assert_equal, train
@@ -135,7 +136,7 @@ def test_what_is_too_long_for_the_server_is_left_out_as_in_any_sum(tmp_path):
     ("change", "why"),
     [
         *(({"algorithm": [name]}, "one by one") for name in ("median", "fedbuff", "fedns")),
-        *(({"algorithm": [name]}, "masks") for name in ("quantize", "top-k")),
+        *(({"algorithm": [name]}, "masks") for name in ("quantize", "top-k", "sign")),
         ({"algorithm": ["fednova"]}, "by itself"),
         ({"clients": fl.Clients(count=2)}, "3"),
         ({"model": normed()}, "norm"),
@@ -152,7 +153,7 @@ def test_what_needs_single_updates_is_refused_with_the_reason(change, why, tmp_p
 
 
 def test_sparse_and_rounded_updates_are_refused_in_python_too():
-    for paper in (quantize(), top_k()):
+    for paper in (quantize(), top_k(), sign()):
         with pytest.raises(ValueError, match="masks"):
             secured(compose(BASE, paper))
 

@@ -17,6 +17,7 @@ from fedlens.algorithms.admm import fedadmm
 from fedlens.algorithms.clip import Clip, clip
 from fedlens.algorithms.median import median
 from fedlens.algorithms.quantize import Quantize, quantize
+from fedlens.algorithms.sign import Sign, sign
 from fedlens.algorithms.top_k import TopK, top_k
 from fedlens.core import Cohort, Local, Memory, Tree, Upload, keys, per_row
 from fedlens.engines import Sequential
@@ -48,7 +49,7 @@ def rounds(
 
 def test_two_updates_are_clipped_as_worked_out_by_hand():
     update = {"weight": torch.tensor([[[3.0, 4.0]], [[0.0, 0.5]]], dtype=torch.float64)}
-    sent, scalars, _ = Clip(1.0).encode(update, {}, keys_of(2), LAYOUT)
+    sent, scalars, *_ = Clip(1.0).encode(update, {}, keys_of(2), LAYOUT)
     expected = torch.tensor([[[0.6, 0.8]], [[0.0, 0.5]]], dtype=torch.float64)
     torch.testing.assert_close(sent["weight"], expected)
     assert scalars["clipped_share"].tolist() == [1, 0]
@@ -234,30 +235,67 @@ def sums(sizes: list[int], number: int, algorithm: Algorithm) -> tuple[Tree, Tre
     return moved, state.clients.rows[0]["channel.0.error"]
 
 
-@pytest.mark.parametrize("share", [0.01, 0.3])
-def test_what_top_k_sent_and_what_is_remembered_are_the_sum_of_all_updates(share):
+@pytest.mark.parametrize("step", [TopK(0.01), TopK(0.3), Sign()], ids=repr)
+def test_what_was_sent_and_what_is_remembered_are_the_sum_of_all_updates(step):
     rng = torch.Generator().manual_seed(0)
-    step = TopK(share)
-    error: Memory = {"error": {"weight": torch.zeros(2, 4, 25, dtype=torch.float64)}}
-    sent = whole = torch.zeros(2, 4, 25, dtype=torch.float64)
+    memory = of_two_clients(step.init({"weight": torch.zeros(4, 16)}))
+    sent = whole = torch.zeros(2, 4, 16, dtype=torch.float64)
     for _ in range(20):
         # Quarters, so that no sum rounds.
-        u = torch.randint(-40, 40, (2, 4, 25), generator=rng).double() / 4
-        encoded = step.encode({"weight": u}, error, keys_of(2), LAYOUT)
-        few = -(-100 * share // 1)
-        assert ((encoded.update["weight"] != 0).flatten(1).sum(1) <= few).all()
-        sent, whole, error = sent + encoded.update["weight"], whole + u, dict(encoded.memory)
-    assert torch.equal(sent + error["error"]["weight"], whole)
+        u = torch.randint(-40, 40, (2, 4, 16), generator=rng).double() / 4
+        encoded = step.encode({"weight": u}, memory, keys_of(2), LAYOUT)
+        if isinstance(step, TopK):
+            few = -(-64 * step.share // 1)
+            assert ((encoded.update["weight"] != 0).flatten(1).sum(1) <= few).all()
+        sent, whole, memory = sent + encoded.update["weight"], whole + u, dict(encoded.memory)
+    assert torch.equal(sent + memory["error"]["weight"], whole)
 
 
-def test_a_client_of_top_k_remembers_what_it_did_not_send_until_its_next_round():
+@pytest.mark.parametrize("step", [top_k(share=0.1), sign()], ids=lambda step: step.name)
+def test_a_client_remembers_what_it_did_not_send_until_its_next_round(step):
     alone = replace(PLAIN, select=Uniformly(1))
-    moved, error = sums([24], 1, compose(alone, top_k(share=0.1)))
+    moved, error = sums([24], 1, compose(alone, step))
     whole, _ = rounds(alone, 1, sizes=[24])
     start = Network(small_cnn(), dtype=torch.float64).params
     for name, p in whole.params.items():
         torch.testing.assert_close(moved[name] + error[name], p - start[name])
-        assert float(error[name].abs().max()) <= float(moved[name].abs().max())
+        assert error[name].any()
+
+
+def of_two_clients(memory: Memory) -> Memory:
+    return {
+        part: {n: t.expand(2, *t.shape) for n, t in tree.items()} for part, tree in memory.items()
+    }
+
+
+def test_signs_leave_out_what_the_paper_says():
+    """||e||^2 = (1 - ||p||_1^2 / (n ||p||^2)) ||p||^2: nothing of entries of one magnitude."""
+    p = torch.randn(2, 40, 25, generator=torch.Generator().manual_seed(0)).double()
+    left = p - Sign(False).encode({"weight": p}, {}, keys_of(2), LAYOUT).update["weight"]
+    flat = p.flatten(1)
+    kept = flat.norm(p=1, dim=1).square() / (1000 * flat.square().sum(1))
+    found = left.flatten(1).square().sum(1)
+    torch.testing.assert_close(found, (1 - kept) * flat.square().sum(1), rtol=1e-6, atol=0)
+    alike = 0.75 * torch.where(p < 0, -1.0, 1.0).double()
+    sent = Sign(False).encode({"weight": alike}, {}, keys_of(2), LAYOUT).update["weight"]
+    assert torch.equal(sent, alike)
+
+
+def test_with_error_feedback_signs_are_right_in_the_long_run():
+    """The same update in 400 rounds: the mean of what is sent comes near it, not without e."""
+    u = torch.tensor([[[4.0, 1.0, 0.5, -0.1]]], dtype=torch.float64)
+    mean = {}
+    for step in (Sign(), Sign(False)):
+        memory = {
+            name: {n: t[None] for n, t in tree.items()}
+            for name, tree in step.init({"weight": torch.zeros(1, 4)}).items()
+        }
+        total = torch.zeros_like(u)
+        for _ in range(400):
+            encoded = step.encode({"weight": u}, memory, keys_of(1), LAYOUT)
+            total, memory = total + encoded.update["weight"], dict(encoded.memory)
+        mean[step.feedback] = float((total / 400 - u).abs().max())
+    assert mean[True] < 0.03 < 1 < mean[False]
 
 
 def test_all_of_an_update_is_fedavg_byte_for_byte():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from fedlens.config.own_code import place_of
 from fedlens.core import Cohort, Memory, Tree, keys
 from fedlens.network.layout import Layout, Role
 
+T = TypeVar("T")
 CHANNEL = keys.purpose("channel")
 NUMBERS, OWN_MODEL = "numbers", "model"
 """Parts of a packed tensor: what is left of its numbers, or the client's own tensor."""
@@ -52,16 +54,18 @@ def encode(
     """The clients' halves, in order: what is sent of the updates [C, ...] of C clients."""
     scalars: dict[str, Tensor] = {}
     keep: Memory = {}
+    notes: Memory = {}
     for place, step in enumerate(channel):
         prefix, own = f"channel.{place}.", _own(memory, place)
         encoded = _encoded(step, update, own, keys.fold(client_keys, CHANNEL, place), layout)
         update = encoded.update
         scalars |= encoded.scalars
         keep |= {f"{prefix}{name}": tree for name, tree in encoded.memory.items()}
-    return Encoded(update, scalars, keep)
+        notes |= {f"{prefix}{name}": tree for name, tree in encoded.notes.items()}
+    return Encoded(update, scalars, keep, notes)
 
 
-def _own(memory: Memory, place: int) -> Memory:
+def _own(memory: Mapping[str, T], place: int) -> dict[str, T]:
     prefix = f"channel.{place}."
     return {n.removeprefix(prefix): t for n, t in memory.items() if n.startswith(prefix)}
 
@@ -92,20 +96,25 @@ def decode(
 
 
 def packed(
-    channel: Sequence[ChannelStep], numbers: Tensor, role: Role, start: Tensor | None = None
+    channel: Sequence[ChannelStep],
+    numbers: Tensor,
+    role: Role,
+    notes: Tree,
+    start: Tensor | None = None,
 ) -> Tree:
     """What is sent of the numbers [n] of a client's tensor that went through the channel.
 
-    `start` is the server's tensor: a plain difference from it is sent as the client's own float32,
-    because a difference of float32 numbers may need float64.
+    `notes` are those of the steps on this tensor, as `encode` names them. `start` is the server's
+    tensor: a plain difference from it is sent as the client's own float32, because a difference of
+    float32 numbers may need float64.
     """
     if channel:
         *before, step = channel
-        parts = step.pack(numbers, role)
+        parts = step.pack(numbers, role, _own(notes, len(before)))
         if parts is None:
-            return packed(before, numbers, role, start)
+            return packed(before, numbers, role, notes, start)
         own = {f"{len(before)}.{name}": t for name, t in parts.items() if name != NUMBERS}
-        return own | (packed(before, parts[NUMBERS], role) if NUMBERS in parts else {})
+        return own | (packed(before, parts[NUMBERS], role, notes) if NUMBERS in parts else {})
     short = numbers.float()
     if start is not None and not torch.equal(short.double(), numbers):
         own_model = (start.double() + numbers).float()

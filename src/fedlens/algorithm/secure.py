@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedlens.algorithm.algorithm import Algorithm
 from fedlens.algorithm.pieces import ByExamples, Constant, Equally, WeightedSum
-from fedlens.algorithm.slots import Combine
+from fedlens.algorithm.slots import ChannelStep, Combine
 from fedlens.core import Cohort, Tree, per_row
 from fedlens.network.layout import Layout
 
@@ -101,7 +101,7 @@ def with_secure_sums(
             f"{cohort} clients take part in a round, and secure sums need {FEWEST}, for either of "
             "two would learn what the other one sent: let more take part"
         )
-    saved = [step for step in base.channel if step.num_bits(1000, 32000, "weight") != 32000]
+    saved = [one for one in base.channel if type(one).num_bits is not ChannelStep.num_bits]
     for needs, why in (
         (type(base.combine) is not WeightedSum, "its server needs the updates one by one"),
         (base.pace, "in asynchronous rounds the server takes updates one by one"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from fedlens.core import Batch, Cohort, Gathered, Local, Memory, Number, Plan, Tree, Upload, is_on
@@ -188,6 +189,7 @@ class Encoded(NamedTuple):
     update: Tree  # [C, ...] as the server will read it; new tensors
     scalars: Mapping[str, Tensor] = {}  # [C] each: its mean over the clients goes into the record
     memory: Mapping[str, Tree] = {}  # [C, ...] of the step, for the client's next round
+    notes: Mapping[str, Tree] = {}  # [C, ...] what `pack` needs to know of a tensor, by its name
 
 
 class Decoded(NamedTuple):
@@ -243,14 +245,17 @@ class ChannelStep(Protocol):
         """What this round, counted from 0, tells of the clients, if the step makes it private."""
         return None
 
-    def num_bits(self, count: int, bits: int, role: Role) -> int:
-        """How many bits a tensor of `count` numbers takes, if it took `bits` before this step."""
+    def num_bits(self, shape: torch.Size, bits: int, role: Role) -> int:
+        """How many bits a tensor of this shape takes, if it took `bits` before this step."""
         return bits
 
-    def pack(self, numbers: Tensor, role: Role) -> Tree | None:
+    def pack(self, numbers: Tensor, role: Role, notes: Tree) -> Tree | None:
         """What is sent in place of the numbers [n] of a client's tensor; None: these themselves.
 
         A part of the name "numbers" is packed further, by the steps before this one.
+
+        Args:
+            notes: what `encode` noted of this tensor.
         """
         return None
 

@@ -46,6 +46,7 @@ from fedlens.algorithms.pfedme import pfedme as pfedme
 from fedlens.algorithms.qfedavg import qfedavg as qfedavg
 from fedlens.algorithms.quantize import quantize as quantize
 from fedlens.algorithms.scaffold import scaffold as scaffold
+from fedlens.algorithms.sign import sign as sign
 from fedlens.algorithms.top_k import top_k as top_k
 from fedlens.algorithms.trimmed_mean import trimmed_mean as trimmed_mean
 from fedlens.config import names

@@ -6,7 +6,7 @@ with the higher probability, so that s q / L is u in expectation. The error of a
 s / L. A tensor takes b bits per entry, and 32 bits for s.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,11 +15,10 @@ from torch import Tensor
 from fedlens.algorithm import Algorithm, paper
 from fedlens.algorithm.slots import ChannelStep, Encoded
 from fedlens.core import Memory, Tree, keys
-from fedlens.core.bits import from_bits, to_bits
+from fedlens.core.bits import SCALE_BITS, from_bits, scale_and_codes, to_bits
 from fedlens.network.layout import Layout, Role
 
 BITS = range(2, 17)
-SCALE_BITS = 32
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Quantize(ChannelStep):
 
     def encode(self, update: Tree, memory: Memory, client_keys: Tensor, layout: Layout) -> Encoded:
         levels = 2 ** (self.bits - 1) - 1
-        sent = {}
+        sent, scales = {}, {}
         for number, (name, u) in enumerate(sorted(update.items())):
             flat = u.flatten(1)  # [C, n]
             # The scale as it is sent: in float32, and not below the magnitude of any entry.
@@ -38,23 +37,21 @@ class Quantize(ChannelStep):
             chance = keys.uniform(keys.fold(keys.fold(client_keys, number)[:, None], entry))
             rounded = (flat / _step(scale, levels) + chance).floor()
             sent[name] = _on_grid(rounded, scale, levels).view(u.shape)
-        return Encoded({name: sent[name] for name in update})
+            scales[name] = scale[:, 0]
+        return Encoded({name: sent[name] for name in update}, notes={"scale": scales})
 
-    def num_bits(self, count: int, bits: int, role: Role) -> int:
-        return count * self.bits + SCALE_BITS
+    def num_bits(self, shape: torch.Size, bits: int, role: Role) -> int:
+        return shape.numel() * self.bits + SCALE_BITS
 
-    def pack(self, numbers: Tensor, role: Role) -> Tree | None:
-        levels = 2 ** (self.bits - 1) - 1
-        for scale in _scales(numbers.abs().max(), levels):
-            rounded = (numbers / _step(scale, levels)).round()
-            if torch.equal(_on_grid(rounded, scale, levels), numbers):
-                return {"scale": scale, "codes": to_bits(rounded + levels, self.bits)}
-        return None  # another step has changed them
+    def pack(self, numbers: Tensor, role: Role, notes: Tree) -> Tree | None:
+        levels, scale = 2 ** (self.bits - 1) - 1, notes["scale"]
+        rounded = (numbers / _step(scale, levels)).round()
+        if not torch.equal(_on_grid(rounded, scale, levels), numbers):
+            return None  # another step has changed them
+        return {"scale": scale, "codes": to_bits(rounded + levels, self.bits)}
 
     def unpack(self, parts: Tree, count: int, numbers: Callable[[int], Tensor]) -> Tensor:
-        scale, codes = parts.get("scale"), parts.get("codes")
-        if scale is None or codes is None or scale.shape or scale.dtype != torch.float32:
-            raise ValueError("a tensor lacks its scale or its codes")
+        scale, codes = scale_and_codes(parts)
         levels = 2 ** (self.bits - 1) - 1
         return _on_grid(from_bits(codes, count, self.bits) - levels, scale, levels)
 
@@ -66,16 +63,6 @@ def _step(scale: Tensor, levels: int) -> Tensor:
 def _on_grid(rounded: Tensor, scale: Tensor, levels: int) -> Tensor:
     """The numbers that the server reads, in float32 as those of other steps."""
     return (rounded * _step(scale, levels)).float().double()
-
-
-def _scales(largest: Tensor, levels: int) -> Iterator[Tensor]:
-    """The scales for which `encode` gives this largest magnitude, which is L or L - 1 steps."""
-    yield largest.float()
-    if levels > 1:
-        near = (largest * levels / (levels - 1)).float()
-        yield near
-        yield torch.nextafter(near, near.new_tensor(torch.inf))
-        yield torch.nextafter(near, near.new_tensor(0.0))
 
 
 @paper

@@ -5,7 +5,7 @@ does not send it remembers and adds to its next update: what it sent in all roun
 remembers, is the sum of its updates. With share = 1 it is FedAvg.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -14,46 +14,26 @@ from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
 from fedlens.algorithm.channel import NUMBERS
-from fedlens.algorithm.slots import ChannelStep, Encoded
-from fedlens.core import Memory, Tree
-from fedlens.network.layout import Layout, Role
+from fedlens.algorithm.pieces.feedback import Feedback, Short
+from fedlens.core import Tree
+from fedlens.network.layout import Role
 
 POSITION_BITS = 32
 
 
 @dataclass(frozen=True)
-class TopK(ChannelStep):
+class TopK(Feedback):
     share: float
     feedback: bool = True
 
-    @property
-    def remembers(self) -> bool:
-        return self.feedback
-
-    def init(self, params: Tree) -> Memory:
-        if not self.feedback:
-            return {}
-        return {"error": {name: torch.zeros_like(p).double() for name, p in params.items()}}
-
-    def encode(self, update: Tree, memory: Memory, client_keys: Tensor, layout: Layout) -> Encoded:
-        error = memory.get("error", {})
-        whole = {
-            name: u + error[name] if name in error else u
-            for name, u in update.items()
-            if layout.entries[name].role != "buffer"
-        }
-        sent = {name: self.largest(u) for name, u in whole.items()}
-        left = error | {name: u - sent[name] for name, u in whole.items() if name in error}
-        return Encoded(update | sent, memory={"error": left} if error else {})
-
-    def largest(self, update: Tensor) -> Tensor:
+    def shortened(self, whole: Tensor, memory: Mapping[str, Tensor]) -> Short:
         """The k largest entries of each row [C, ...] in float32, and zeros elsewhere."""
-        flat = update.flatten(1)
+        flat = whole.flatten(1)
         if not self.drops(flat.shape[1]):
-            return update
+            return Short(whole)
         places = flat.abs().topk(self.count(flat.shape[1]), 1).indices
         values = flat.gather(1, places).float().to(flat)
-        return torch.zeros_like(flat).scatter_(1, places, values).view(update.shape)
+        return Short(torch.zeros_like(flat).scatter_(1, places, values).view(whole.shape))
 
     def count(self, numbers: int) -> int:
         return ceil(self.share * numbers)
@@ -61,12 +41,13 @@ class TopK(ChannelStep):
     def drops(self, numbers: int) -> bool:
         return self.count(numbers) < numbers
 
-    def num_bits(self, count: int, bits: int, role: Role) -> int:
-        if role == "buffer" or not self.drops(count):
+    def num_bits(self, shape: torch.Size, bits: int, role: Role) -> int:
+        if role == "buffer" or not self.drops(shape.numel()):
             return bits
-        return self.count(count) * POSITION_BITS + ceil(bits * self.count(count) / max(count, 1))
+        kept = self.count(shape.numel())
+        return kept * POSITION_BITS + ceil(bits * kept / max(shape.numel(), 1))
 
-    def pack(self, numbers: Tensor, role: Role) -> Tree | None:
+    def pack(self, numbers: Tensor, role: Role, notes: Tree) -> Tree | None:
         if role == "buffer" or not self.drops(len(numbers)):
             return None
         places = numbers.abs().topk(self.count(len(numbers))).indices.sort().values

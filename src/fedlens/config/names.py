@@ -35,7 +35,8 @@ ALGORITHMS = ByName(
         "fedadam fedyogi fedadagrad": "fedopt",
         "scaffold fednova feddyn median trimmed-mean krum centred-clipping bucketing": OWN,
         "qfedavg fedbn fedper fedrep fedbabu lg-fedavg ditto apfl pfedme per-fedavg": OWN,
-        "moon fedala fedproto fine-tune local-only fedcm clip quantize top-k fedbuff fedasync": OWN,
+        "moon fedala fedproto fine-tune local-only fedcm": OWN,
+        "clip quantize top-k sign fedbuff fedasync": OWN,
     },
     schedules=SCHEDULES,
 )

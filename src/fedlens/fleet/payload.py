@@ -79,14 +79,16 @@ def sent(part: Part) -> Tree:
     return flat({name: getattr(part, name) for name in PARTS})
 
 
-def packed(tree: Tree, shared: Shared, program: ClientProgram) -> Tree:
+def packed(part: Part, shared: Shared, program: ClientProgram) -> Tree:
     """What travels of `sent`: the client's update as its channel packs it."""
     model, found = shared.params | shared.buffers, dict[str, Tensor]()
-    for path, tensor in tree.items():
+    for path, tensor in sent(part).items():
         kind, _, name = path.partition("/")
         if kind == "update":
             start, role = model[name].flatten(), program.layout.entries[name].role
-            parts = packed_numbers(program.algorithm.channel, tensor.flatten(), role, start)
+            notes = {kind: tree[name][0] for kind, tree in part.notes.items() if name in tree}
+            channel = program.algorithm.channel
+            parts = packed_numbers(channel, tensor.flatten(), role, notes, start)
             found |= flat(parts, path)
         else:
             found[path] = tensor

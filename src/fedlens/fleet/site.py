@@ -146,7 +146,7 @@ class Site:
             if part.keep[0]:
                 remembered.write(own_keys[row], part.keep[0])
                 kept = True
-            travels = payload.packed(tree, shared, program)
+            travels = payload.packed(part, shared, program)
             sent |= {f"{row}/{name}": t for name, t in travels.items()}
         return Reply({"keys": own_keys, "kept": kept}, sent)
 

@@ -625,7 +625,7 @@ class ClientProgram:
             memory = map_tensors(local.memory, itemgetter(rows))
         told = told_of(algorithm.channel, local.told)
         memory |= told if local.group is None else map_tensors(told, itemgetter(rows))
-        sent, channel_scalars, channel_keep = encode(
+        sent, channel_scalars, channel_keep, notes = encode(
             algorithm.channel, sent, memory, client_keys, self.layout
         )
         for name in upload.tracks if algorithm.channel else ():
@@ -667,6 +667,7 @@ class ClientProgram:
             borrowed=False,
             group=number,
             channel_scalars=channel_scalars,
+            notes=notes if self.uncombined else {},
         )
 
     def memory(self, params: Tree, buffers: Tree, told: Memory) -> Memory:

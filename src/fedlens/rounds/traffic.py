@@ -30,7 +30,7 @@ def bytes_sent(program: ClientProgram, model: Tree, extra: Memory) -> int:
     for name, tensor in program.leaving(model).items():
         bits = 8 * num_bytes({name: tensor})
         for step in program.algorithm.channel if tensor.is_floating_point() else ():
-            bits = step.num_bits(tensor.numel(), bits, program.layout.entries[name].role)
+            bits = step.num_bits(tensor.shape, bits, program.layout.entries[name].role)
         total += -(-bits // 8)
     return total
 

@@ -124,6 +124,7 @@ class Part(NamedTuple):
     borrowed: bool  # whether other parts will overwrite the memory of `update`
     group: int = 0  # which experiment of a sweep they belong to
     channel_scalars: Mapping[str, Tensor] = {}  # [C] each, of which plain means are recorded
+    notes: Mapping[str, Tree] = {}  # [C, ...] what packs updates, if they are not combined here
 
     @property
     def num_clients(self) -> int:
