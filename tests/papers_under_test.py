@@ -25,6 +25,7 @@ from fedlens.algorithm.slots import ExampleWeight, Solve, Wraps
 from fedlens.algorithms.admm import admm, ceadmm, fedadmm
 from fedlens.algorithms.apfl import apfl
 from fedlens.algorithms.bucketing import bucketing
+from fedlens.algorithms.by_distance import caf, dnc, mda
 from fedlens.algorithms.centred_clipping import centred_clipping
 from fedlens.algorithms.clip import clip
 from fedlens.algorithms.ditto import ditto
@@ -47,6 +48,7 @@ from fedlens.algorithms.fedprox import fedprox
 from fedlens.algorithms.fedrep import fedrep
 from fedlens.algorithms.fedvc import fedvc
 from fedlens.algorithms.fine_tune import fine_tune
+from fedlens.algorithms.geometric_median import geometric_median
 from fedlens.algorithms.krum import krum
 from fedlens.algorithms.lambda_sum import lambda_sum
 from fedlens.algorithms.lastfc import lastfc
@@ -165,6 +167,10 @@ ALGORITHMS = {
     "median": compose(BASE, median()),
     "trimmed-mean": compose(BASE, trimmed_mean(share=0.2)),
     "krum": compose(BASE, krum(byzantine=1, keep=2)),
+    "geometric-median": compose(BASE, geometric_median()),
+    "mda": compose(BASE, mda()),
+    "caf": compose(BASE, caf()),
+    "dnc": compose(BASE, dnc(byzantine=2)),
     "centred-clipping": compose(BASE, centred_clipping(radius=0.5)),
     "bucketing x median": compose(BASE, median(), bucketing(size=2)),
     "bucketing x centred-clipping": compose(

@@ -8,6 +8,9 @@ from fedlens.algorithms.admm import ceadmm as ceadmm
 from fedlens.algorithms.admm import fedadmm as fedadmm
 from fedlens.algorithms.apfl import apfl as apfl
 from fedlens.algorithms.bucketing import bucketing as bucketing
+from fedlens.algorithms.by_distance import caf as caf
+from fedlens.algorithms.by_distance import dnc as dnc
+from fedlens.algorithms.by_distance import mda as mda
 from fedlens.algorithms.centred_clipping import centred_clipping as centred_clipping
 from fedlens.algorithms.clip import clip as clip
 from fedlens.algorithms.ditto import ditto as ditto
@@ -32,6 +35,7 @@ from fedlens.algorithms.fedprox import fedprox as fedprox
 from fedlens.algorithms.fedrep import fedrep as fedrep
 from fedlens.algorithms.fedvc import fedvc as fedvc
 from fedlens.algorithms.fine_tune import fine_tune as fine_tune
+from fedlens.algorithms.geometric_median import geometric_median as geometric_median
 from fedlens.algorithms.krum import krum as krum
 from fedlens.algorithms.lambda_sum import lambda_sum as lambda_sum
 from fedlens.algorithms.lastfc import lastfc as lastfc

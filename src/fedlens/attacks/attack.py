@@ -20,6 +20,7 @@ from fedlens.algorithm import Algorithm
 from fedlens.algorithm.slots import Combine
 from fedlens.core import Cohort, Memory, Tree, keys
 from fedlens.core.federation import Examples
+from fedlens.core.trees import moved
 from fedlens.network.layout import Layout
 
 MEMORY = "attack"  # its place in what the server remembers of `combine`
@@ -145,9 +146,10 @@ class Attacked(Combine):
         attack = self.attack
         assert attack.sending is not None
         drawn_by = keys.fold(key, HOSTILE) if attack.redraw else hostile_key(self.seed)
-        hostile = attack.hostile(cohort.num_clients, drawn_by)[cohort.clients.cpu()]  # [C]
+        hostile = attack.hostile(cohort.num_clients, drawn_by)[cohort.clients]  # [C]
         mine, rest = memory.get(MEMORY, {}), {n: t for n, t in memory.items() if n != MEMORY}
-        bad, good = (one.nonzero().squeeze(1).to(shares.device) for one in (hostile, ~hostile))
+        rows = [one.nonzero().squeeze(1) for one in (hostile, ~hostile)]
+        bad, good = moved(rows, shares.device)
         if len(bad):
             params = {n: u for n, u in updates.items() if layout.entries[n].role != "buffer"}
             own = {n: u[bad] for n, u in params.items()}

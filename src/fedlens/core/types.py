@@ -60,7 +60,7 @@ class Plan:
 class Cohort(NamedTuple):
     """What the server knows about the clients of a round that report."""
 
-    clients: Tensor  # [C] int64
+    clients: Tensor  # [C] int64, for `combine` on the host
     sizes: Tensor  # [C] examples held
     steps: Tensor  # [C] local steps planned
     size_shares: Tensor  # [C] n_k / n over the cohort

@@ -357,6 +357,7 @@ def _move(
     if not uploads.combined:
         # Moved without waiting: a plain copy of each would wait for the work queued on the GPU.
         shares, there = moved((work.shares, cohort), device)
+        there = there._replace(clients=cohort.clients)
         key = keys.root(experiment.seed, COMBINE, state.round)
         update, combining = algorithm.combine.update(
             update, shares, there, experiment.program.layout, combining, key

@@ -1,0 +1,112 @@
+"""What robust combinations share that find out by themselves how much each client counts.
+
+Their vectors u_i are updates of parameters. BatchNorm's statistics, which depend on the images and
+are often far larger, do not show which clients are hostile. But then a hostile client whose
+parameters lie near the others' could send any statistics. So of these the coordinate-wise median
+over all clients is taken.
+"""
+
+from typing import ClassVar, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedlens.algorithm import Algorithm
+from fedlens.algorithm.slots import Combine
+from fedlens.algorithms.median import middle
+from fedlens.core import Cohort, Memory, Tree
+from fedlens.network.layout import Layout
+
+
+class Trusting(Combine, Protocol):
+    """The sum of trust times update."""
+
+    uses_shares: ClassVar[bool] = False
+    reads_cohort: ClassVar[bool] = False
+
+    def trust(self, params: Tree, shares: Tensor, cohort: Cohort) -> Tensor:  # [C]
+        ...
+
+    def update(
+        self,
+        updates: Tree,
+        shares: Tensor,
+        cohort: Cohort,
+        layout: Layout,
+        memory: Memory,
+        key: Tensor,
+    ) -> tuple[Tree, Memory]:
+        params = params_of(updates, layout)
+        trust = self.trust(params, shares, cohort)
+        return {
+            name: torch.tensordot(trust.to(u), u, 1) if name in params else middle(u)
+            for name, u in updates.items()
+        }, memory
+
+
+def params_of(updates: Tree, layout: Layout) -> Tree:
+    return {name: u for name, u in updates.items() if layout.entries[name].role != "buffer"}
+
+
+COLUMNS = 2**15
+"""Coordinates of a tensor that a CPU multiplies at once: they stay in its cache."""
+
+
+def squared_distances(params: Tree) -> Tensor:  # [C, C]
+    """||u_i - u_j||^2, from products.
+
+    These cancel for long vectors that lie near each other. So for each tensor the origin is one of
+    the updates, the one with the median norm: it is no longer than an honest one, if most are.
+    """
+    products: Tensor | float = 0.0
+    for u in params.values():
+        rows = u.flatten(1)
+        norms = torch.linalg.vector_norm(rows, dim=1)
+        origin = rows.index_select(0, norms.argsort()[len(rows) // 2, None])  # [1, D]
+        width = COLUMNS if rows.device.type == "cpu" else max(rows.shape[1], 1)
+        for some, start in zip(
+            torch.split(rows, width, 1), torch.split(origin, width, 1), strict=True
+        ):
+            away = some - start
+            products = products + away @ away.T
+    assert isinstance(products, Tensor), "a model without parameters"
+    squares = products.diagonal()
+    return (squares[:, None] + squares - 2 * products).clamp(min=0).fill_diagonal_(0)
+
+
+def products_about_mean(squared: Tensor, weights: Tensor) -> Tensor:  # [C, C]
+    """<u_i - m, u_j - m>, where m is the sum of weight times u, from squared distances.
+
+    On the diagonal are the squared distances from m. The weights add up to 1.
+    """
+    from_mean = squared @ weights
+    return (from_mean[:, None] + from_mean - squared - weights @ from_mean) / 2
+
+
+def largest(matrix: Tensor) -> Tensor:  # [C]
+    """The eigenvector, of length 1, of the largest eigenvalue of a matrix with none below 0.
+
+    By powers of the matrix, as tensor code alone: up to the 256th.
+    """
+    for _ in range(8):
+        matrix = matrix / matrix.diagonal().sum().clamp(min=1e-300)
+        matrix = matrix @ matrix
+    column = matrix.index_select(1, matrix.diagonal().argmax()[None]).squeeze(1)
+    return F.normalize(column, dim=0, eps=1e-300)
+
+
+def evenly(chosen: Tensor, clients: int) -> Tensor:  # [C]
+    """Weights of the mean of the chosen clients, which are given by number."""
+    zeros = torch.zeros(clients, dtype=torch.float64, device=chosen.device)
+    return zeros.index_fill(0, chosen, 1 / len(chosen))
+
+
+def check_byzantine(base: Algorithm, name: str, byzantine: int, times: int, more: int) -> None:
+    """Refuse more hostile clients f than fit: times * f + more clients are needed in a round."""
+    clients = base.select.cohort_size
+    if byzantine < 0 or clients < times * byzantine + more:
+        raise ValueError(
+            f"{name}: {byzantine} hostile clients among {clients} are too many: "
+            f"choose at most {max((clients - more) // times, 0)}, or more clients a round"
+        )
