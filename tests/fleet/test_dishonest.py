@@ -80,6 +80,15 @@ def test_no_name_in_an_offer_is_imported_wherever_it_stands(form, tmp_path, evil
     assert not evil.exists()
 
 
+@pytest.mark.parametrize("key", ["clip", "mechanism"])
+def test_no_name_in_the_privacy_of_an_offer_is_imported(key, tmp_path, evil):
+    server = Dishonest(tmp_path, more='privacy = { unit = "example", noise = 1.0 }\n')
+    text = with_value(server.terms, ("experiment", "privacy", key), EVIL)
+    assert "cannot be taken" in server.offered(text)
+    assert MODULE not in sys.modules
+    assert not evil.exists()
+
+
 def test_a_name_that_the_policy_allows_is_imported_then(tmp_path, evil):
     server = Dishonest(tmp_path)
     text = with_value(server.terms, ("experiment", "loss"), EVIL)

@@ -26,8 +26,6 @@ def protect_examples(
     clip: Number,
     noise: Number,
     count_noise: Number = 0.0,
-    *,
-    secret: bool = False,
 ) -> Algorithm:
     """`base` with Poisson batches, clipped gradients of single examples, and noise.
 
@@ -35,20 +33,28 @@ def protect_examples(
 
     Args:
         count_noise: that of the label counts that clients send, if the algorithm needs them.
-        secret: batches and noise come from the operating system, as they must at a real site.
     """
     draw = base.draw
     if isinstance(draw, Epochs) and not draw.uneven:
-        batches = PoissonBatches(draw.batch_size, draw.count, secret=secret)
+        batches = PoissonBatches(draw.batch_size, draw.count)
     elif isinstance(draw, Steps) and draw.low == draw.high and draw.most is None:
-        batches = PoissonBatches(draw.batch_size, draw.low, draw.of, secret)
+        batches = PoissonBatches(draw.batch_size, draw.low, draw.of)
     else:
         raise ValueError(
             f"{WHAT} counts on as many steps in each round: give local.epochs or local.steps as a "
             "number, and leave max_steps out"
         )
-    private = PerExample(clip, noise, draw.batch_size, count_noise, secret)
+    private = PerExample(clip, noise, draw.batch_size, count_noise)
     return replace(base, draw=batches, objective=replace(base.objective, private=private))
+
+
+def at_a_site(algorithm: Algorithm) -> Algorithm:
+    """With batches and noise from the operating system: the server knows all keys."""
+    draw, objective = algorithm.draw, algorithm.objective
+    assert isinstance(draw, PoissonBatches) and objective.private is not None
+    private = replace(objective.private, secret=True)
+    objective = replace(objective, private=private)
+    return replace(algorithm, draw=replace(draw, secret=True), objective=objective)
 
 
 def check_protected(algorithm: Algorithm) -> None:

@@ -169,6 +169,7 @@ def approve_command(
 ) -> None:
     """Show what a server asks of this site, and approve it."""
     _check_home(home)
+    from fedlens.fleet.account import Account
     from fedlens.fleet.approvals import Approvals
     from fedlens.fleet.policy import Policy, Refused
 
@@ -192,6 +193,8 @@ def approve_command(
         try:
             Policy.read(home).check(terms)
             print("\n".join(terms.effects()))
+            for line in Account(home).describe(terms, offer.size):
+                print(line)
             print(f"bound to:  client {offer.client}, and the examples there when it was offered")
         except (Refused, ValueError) as refusal:
             refused.append(f"{terms.hash[:12]} is not approved: {refusal}")
@@ -268,6 +271,8 @@ def try_command(
     from fedlens.setup.data import OtherClients
 
     described = of_sites(given, sites)
+    if described.privacy is not None:
+        raise ValueError("sites draw noise of their own, and no bytes are the same: simulate it")
     if out is not None:
         check_free(out, overwrite=False, remedy="choose another --out")
     tell = (lambda _: None) if quiet else notify

@@ -15,6 +15,8 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from numbers import Integral, Real
@@ -127,6 +129,19 @@ OWN = ""
 """In a `ByName`: each function is in a module of its own, which is called as it is."""
 
 
+_as_data: ContextVar[bool] = ContextVar("as data", default=False)
+
+
+@contextmanager
+def names_as_data() -> Iterator[None]:
+    """Within it nothing that has a name is looked up or imported: the names may be anyone's."""
+    token = _as_data.set(True)
+    try:
+        yield
+    finally:
+        _as_data.reset(token)
+
+
 class ByName(Mapping[str, Callable[..., Any]]):
     """Functions by name, from the modules of a package; a module is imported on first access.
 
@@ -193,7 +208,7 @@ class ByName(Mapping[str, Callable[..., Any]]):
         """What a field was given; of names, with every option checked or set to its default."""
         if isinstance(made, tuple):
             return tuple(self.fit(one, where) for one in made)
-        if not isinstance(made, Named) or made.name == self.automatic:
+        if not isinstance(made, Named) or made.name == self.automatic or _as_data.get():
             return made
         what = self.kind if self.kind in where else f"{self.kind} of {where}"
         known = self.options(made.name, what)

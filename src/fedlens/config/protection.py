@@ -15,7 +15,7 @@ WHO_IS_THERE = "who takes part is then more than a draw, and the data may decide
 REFUSED: dict[str, tuple[Callable[[Experiment], Any], str]] = {
     "clients.devices": (lambda one: one.clients.devices, WHO_IS_THERE),
     "faults": (lambda one: one.faults, WHO_IS_THERE),
-    "reporting": (lambda one: one.reporting, WHO_IS_THERE),
+    "reporting": (lambda one: one.reporting and not protects_examples(one), WHO_IS_THERE),
     "clients.holdout": (lambda one: one.clients.holdout, ON_CLIENTS_DATA),
     '"train" in evaluate.on': (lambda one: "train" in one.evaluate.on, ON_CLIENTS_DATA),
     "evaluate.twin": (lambda one: one.evaluate.twin, ON_CLIENTS_DATA),

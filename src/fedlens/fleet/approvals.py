@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedlens.config.options import check
+from fedlens.fleet.account import Account
 from fedlens.fleet.log import Log
 from fedlens.fleet.policy import Refused
 from fedlens.fleet.terms import Terms
@@ -35,6 +36,7 @@ class Offer:
     text: str  # the terms
     client: int  # which client of the experiment the site is
     data: str  # the identity of its examples
+    size: int = 0  # how many they are, if that decides what privacy costs
 
     @cached_property
     def terms(self) -> Terms:
@@ -100,6 +102,8 @@ class Approvals:
     def approve(self, offer: Offer) -> None:
         now = time.strftime("%Y-%m-%d %H:%M:%S %z")
         with one_writer(self._folder):
+            if offer.terms.privacy is not None:
+                Account(self.home).begin()
             by = getpass.getuser()
             Log(self.home).add("approved", experiment=offer.terms.hash, client=offer.client, by=by)
             self._write(self._folder, offer, Approval(offer, by, now))

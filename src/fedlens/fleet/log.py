@@ -46,6 +46,7 @@ class Head:
     chain: str = BEGINNING
     refusal: str = ""  # the last line, if it is a refusal
     again: int = 0  # how often that was repeated since
+    ledger: str = ""  # the mark of the site's ledger when a line last had one
 
     @property
     def mark(self) -> str:
@@ -75,14 +76,18 @@ class Log:
                     head = self._append(head, {"event": LOST} if head.line else begins)
                 more = {"again": head.again} if head.again else {}
                 head = replace(self._append(head, {"event": event, **facts, **more}), again=0)
-                head = replace(head, refusal=refusal)
+                head = replace(head, refusal=refusal, ledger=facts.get("ledger", head.ledger))
             append(handle, 0, json.dumps(asdict(head)).encode())
         return head.mark
 
     @property
     def mark(self) -> str:
+        return self.head.mark
+
+    @property
+    def head(self) -> Head:
         with self._head() as (head, _):
-            return head.mark
+            return head
 
     def lines(self) -> Iterator[tuple[str, bytes]]:
         """All whole lines, the oldest first, each with the name of its file."""
@@ -111,13 +116,16 @@ class Log:
             fcntl.flock(handle, fcntl.LOCK_EX)  # ends when it is closed
             head = _read_head(handle)
             if head is None:
-                first = next(self.events(), {})
-                head = Head(first.get("log") or secrets.token_hex(8), refusal=LOST)
+                lines = list(self.events())
+                name = lines[0].get("log") if lines else None
+                marks = [one["ledger"] for one in lines if "ledger" in one]
+                ledger = marks[-1] if marks else ""
+                head = Head(name or secrets.token_hex(8), refusal=LOST, ledger=ledger)
             with suppress(LookupError, ValueError):  # no line yet, or one that was changed
                 content, chain = parsed(self._last())
                 if content["line"] > head.line:  # killed after a line, and before the head
                     was = LOST if head.refusal == LOST else ""
-                    head = Head(head.log, content["line"], chain, was)
+                    head = Head(head.log, content["line"], chain, was, ledger=head.ledger)
             yield head, handle
         finally:
             os.close(handle)
@@ -141,7 +149,7 @@ class Log:
             append(handle, end - len(torn), line)
         finally:
             os.close(handle)
-        return Head(head.log, number, chain)
+        return replace(head, line=number, chain=chain)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from fedlens.runs.folder import from_bytes, to_bytes
 
 PARTS = ("update", "counters", "extra", "scalars", "channel_scalars")
 """The fields of a client's `Part` that it sends."""
+MEASURES = ("scalars", "channel_scalars")
 
 
 def flat(value: Any, path: str = "") -> Tree:
@@ -74,15 +75,17 @@ def read(facts: str, tensors: bytes) -> Reply:
     return Reply(found, from_wire(tensors) if tensors else {})
 
 
-def sent(part: Part) -> Tree:
-    """The tensors of its part that a client sends."""
-    return flat({name: getattr(part, name) for name in PARTS})
+def sent(part: Part, program: ClientProgram) -> Tree:
+    """The tensors of its part that a client sends; measures have no noise, so none with privacy."""
+    tree = flat({name: getattr(part, name) for name in PARTS})
+    covered = program.algorithm.covered
+    return {n: t for n, t in tree.items() if not (covered and n.partition("/")[0] in MEASURES)}
 
 
 def packed(part: Part, shared: Shared, program: ClientProgram) -> Tree:
     """What travels of `sent`: the client's update as its channel packs it."""
     model, found = shared.params | shared.buffers, dict[str, Tensor]()
-    for path, tensor in sent(part).items():
+    for path, tensor in sent(part, program).items():
         kind, _, name = path.partition("/")
         if kind == "update":
             start, role = model[name].flatten(), program.layout.entries[name].role
@@ -116,6 +119,7 @@ def unpacked(tree: Tree, shared: Shared, program: ClientProgram, declared: Tree)
 def received(tree: Tree, keep: Memory) -> Part:
     """The part of one client, from the tensors that it sent and the memory that it keeps."""
     fields = {name: {} for name in PARTS} | nested(tree)
+    fields["scalars"] = fields["scalars"] or {"loss": torch.zeros(1)}  # with privacy: of no use
     return Part(**fields, keep=[keep], combined=False, borrowed=False)
 
 
@@ -128,7 +132,7 @@ def declared(program: ClientProgram, engine: Sequential, shared: Shared) -> Tree
     params, buffers, told = map_tensors((shared.params, shared.buffers, shared.told), itemgetter(0))
     memory = program.memory(params, buffers, told)
     (part,) = engine.map(program, shared, work_alone(plan, zero, facts, memory))
-    return sent(part)
+    return sent(part, program)
 
 
 def mismatch(given: Tree, expected: Tree) -> str | None:
@@ -159,7 +163,7 @@ def norm(tree: Tree) -> float:
     others = [
         t.double().sum() for name in ("scalars", "channel_scalars") for t in parts[name].values()
     ]
-    return float(norm_of(trees, sum(others)[None]))
+    return float(norm_of(trees, sum(others, torch.zeros(1))))
 
 
 def _form(tensor: Tensor) -> str:

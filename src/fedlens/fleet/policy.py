@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from fedlens.config.options import check
+from fedlens.config.sections import demand
 from fedlens.fleet.terms import Terms
 from fedlens.storage.tables import read_tables
 
@@ -20,11 +22,32 @@ label_counts = false                    # whether a server may learn how many ex
 least_held_out = 10                     # models are tested on this many examples, or not at all
 # largest_norm = 100.0                  # an update longer than this does not leave
 own_code = []                           # import paths of code besides Fedlens' that may run here
+
+# [privacy]           # the most that it ever gives on its data, over all experiments and servers:
+# unit = "example"    # nothing without differential privacy of each example, and
+# epsilon = 8.0       # no order whose answer would pass this epsilon
+# delta = 1e-5
 """
 
 
 class Refused(Exception):
     """The site refuses an order; the message says why."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that a site ever gives on its data, over experiments and servers."""
+
+    epsilon: float
+    delta: float
+    unit: Literal["example", "client"] = "example"
+
+    def __post_init__(self) -> None:
+        demand(self.epsilon > 0, "privacy.epsilon", self.epsilon, "choose a number above 0")
+        demand(0 < self.delta < 1, "privacy.delta", self.delta, "choose one between 0 and 1")
+
+    def __str__(self) -> str:
+        return f"epsilon {self.epsilon:g} at delta {self.delta:g} for each {self.unit}"
 
 
 @dataclass(frozen=True)
@@ -35,6 +58,7 @@ class Policy:
     least_held_out: int = 10
     largest_norm: float | None = None
     own_code: tuple[str, ...] = ()
+    privacy: Budget | None = None
 
     @classmethod
     def read(cls, home: Path) -> Policy:
@@ -58,6 +82,10 @@ class Policy:
             if others:
                 named = ", ".join(others)
                 raise Refused(f"its policy does not allow {named}: {_see('algorithms')}")
+        given = terms.privacy.unit if terms.privacy is not None else "nobody"
+        if self.privacy is not None and given != self.privacy.unit:
+            allowed = f"gives {self.privacy} at most, and the experiment protects {given}"
+            raise Refused(f"its policy {allowed}: {_see('[privacy]')}")
         if terms.rounds > self.most_rounds:
             allowed = f"{self.most_rounds} rounds, not {terms.rounds}"
             raise Refused(f"its policy allows {allowed}: {_see('most_rounds')}")

@@ -141,6 +141,8 @@ def make_setup(
     check_schedules(experiment)
     algorithm.combine.check(network.layout)
     program = ClientProgram(algorithm, network.layout, experiment.augment)
+    if program.is_private:
+        _ = network.private  # raises for a model that mixes the examples of a batch
     engine = Fleet(
         network,
         sites,

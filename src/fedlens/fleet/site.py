@@ -6,6 +6,8 @@ data from the server: the terms of an experiment, a model, the key of an order.
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,17 +17,20 @@ from typing import Any
 
 import torch
 
+from fedlens.algorithm import Algorithm
+from fedlens.algorithm.dp_sgd import at_a_site
 from fedlens.config.experiment import Experiment
 from fedlens.core import Facts, Memory, Tree, keys
 from fedlens.core.federation import Examples, Holdings
 from fedlens.core.trees import in_order, map_tensors, moved
 from fedlens.engines import Sequential, Stacked
 from fedlens.fleet import CACHE, payload
-from fedlens.fleet.approvals import Approvals, Kind, Offer
+from fedlens.fleet.account import Account, mark
+from fedlens.fleet.approvals import Approval, Approvals, Offer
 from fedlens.fleet.log import Log, about, noted
 from fedlens.fleet.payload import Reply
 from fedlens.fleet.policy import Policy, Refused
-from fedlens.fleet.site_data import identity, site_examples
+from fedlens.fleet.site_data import identity, num_examples, site_examples
 from fedlens.fleet.terms import Terms
 from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
@@ -59,7 +64,8 @@ class Site:
 
     def offer(self, terms: Terms, client: int) -> Offer:
         """What is to be approved: the experiment by this site, with the examples that it has."""
-        return Offer(terms.text, client, identity(self.data))
+        size = 0 if terms.privacy is None else num_examples(self.data)
+        return Offer(terms.text, client, identity(self.data), size)
 
     def answer(self, what: str, order: Mapping[str, Any], tensors: Tree) -> Reply:
         """The reply to an order; the reply to a refused order says why."""
@@ -109,7 +115,9 @@ class Site:
             wanted = shortened(repr(round), 20)
             raise Refused(f"it was asked for round {wanted} of {task.terms.rounds}")
         # With the values that the schedules of the terms have in this round.
-        algorithm = make_algorithm(task.experiment, round)
+        algorithm, private = make_algorithm(task.experiment, round), task.terms.privacy is not None
+        if private:
+            algorithm = at_a_site(algorithm)
         layout, augment = task.network.layout, task.experiment.augment
         program = ClientProgram(algorithm, layout, augment, uncombined=True)
         if not own_keys or not isinstance(own_keys, list) or not all(map(_is_whole, own_keys)):
@@ -127,7 +135,10 @@ class Site:
         # Of all that an update depends on, so that only the same update is free.
         inputs = tensors | payload.flat({"memory": memory})
         digests = [payload.digest(inputs, round, key) for key in own_keys]
-        self._count(task.terms, "updates", digests, task.terms.most_updates)
+        if private and (before := remembered.reply(digests)) is not None:
+            kept = any(map(remembered.has, own_keys))
+            return Reply({"keys": own_keys, "kept": kept}, before)
+        self._count(task, algorithm, digests)
         remembered.settle(counted)
         several = torch.tensor(own_keys, dtype=torch.int64)
         holdings = task.holdings.take(torch.zeros(len(several), dtype=torch.int64))
@@ -141,13 +152,15 @@ class Site:
         with torch_settings(task.experiment, self.device, threads):
             trained = list(task.engine.map(program, moved(shared, self.device), work))
         for row, part in enumerate(map_tensors(trained, lambda t: t.cpu())):
-            tree = payload.sent(part)
+            tree = payload.sent(part, program)
             Policy.read(self.home).check_update(payload.norm(tree))
             if part.keep[0]:
                 remembered.write(own_keys[row], part.keep[0])
                 kept = True
             travels = payload.packed(part, shared, program)
             sent |= {f"{row}/{name}": t for name, t in travels.items()}
+        if private:
+            remembered.write_reply(digests, sent)
         return Reply({"keys": own_keys, "kept": kept}, sent)
 
     def _test(self, order: Mapping[str, Any], tensors: Tree) -> Reply:
@@ -160,7 +173,8 @@ class Site:
         own = self._memory(task.terms).read(order.get("counted")) or {}
         model = make_algorithm(task.experiment).model_of(model, own)
         # Accuracies reveal something about the examples, so the number of tested models is limited.
-        self._count(task.terms, "models", [payload.digest(model)], task.terms.most_tested)
+        digest, most = payload.digest(model), task.terms.most_tested
+        self.approvals.change(task.terms.hash, lambda one: one.used("models", [digest], most))
         correct, index = 0, task.tested.index
         for some in torch.split(index, 500):
             logits = task.network.predict(model, {}, task.examples.read(some))
@@ -176,6 +190,8 @@ class Site:
         terms, policy = approved.terms, Policy.read(self.home)
         policy.check(terms)
         approved.check(client, identity(self.data))
+        if terms.privacy is not None:
+            Account(self.home).ledger()  # or a ValueError
         cache = self.home / CACHE if self.keeps_decoded else None
         task = Task(terms, site_examples(self.data, terms, cache), client, self.device)
         if task.tested is not None:
@@ -187,8 +203,22 @@ class Site:
     def _memory(self, terms: Terms) -> SiteMemory:
         return SiteMemory(self.home / "memory" / terms.hash)
 
-    def _count(self, terms: Terms, kind: Kind, digests: Sequence[str], most: int) -> None:
-        self.approvals.change(terms.hash, lambda one: one.used(kind, digests, most))
+    def _count(self, task: Task, algorithm: Algorithm, digests: Sequence[str]) -> None:
+        """Count updates before they are made; Refused beyond what was approved, or the budget.
+
+        With privacy no update is free: made again, it has other noise.
+        """
+        terms, private = task.terms, task.terms.privacy is not None
+        new = [secrets.token_hex(32) for _ in digests] if private else digests
+
+        def change(one: Approval) -> Approval:
+            after = one.used("updates", new, terms.most_updates)
+            if private:
+                size = int(task.holdings.sizes.sum())
+                Account(self.home).pay(terms, algorithm, size, len(new))
+            return after
+
+        self.approvals.change(terms.hash, change)
 
     def _log(
         self,
@@ -213,8 +243,11 @@ class Site:
         for key in ("refused", "raised"):
             found |= {key: facts[key]} if key in facts else {}
         if not facts.keys() & {"refused", "raised"}:
-            guarantee = self.approvals.of(wanted).offer.terms.guarantee
-            found["sent"] = {"facts": [*facts], **about(reply.tensors), "guarantee": guarantee}
+            terms = self.approvals.of(wanted).offer.terms
+            sent = {"facts": [*facts], **about(reply.tensors), "guarantee": terms.guarantee}
+            found["sent"] = sent
+            if what == "train" and terms.privacy is not None:
+                found["ledger"] = mark(Account(self.home).ledger())
         more = noted("server", order.get("log"))
         return Log(self.home).add("answered", **found, seconds=round(seconds, 3), **more)
 
@@ -249,6 +282,21 @@ class SiteMemory:
         for path in self.folder.glob("*.safetensors"):
             if path != kept:
                 path.unlink(missing_ok=True)
+
+    def has(self, key: int) -> bool:
+        return self._path(key).is_file()
+
+    def reply(self, digests: Sequence[str]) -> Tree | None:
+        """What was last sent, if it was computed from the same."""
+        path = self._reply(digests)
+        return from_bytes(path.read_bytes(), torch.device("cpu")) if path.is_file() else None
+
+    def write_reply(self, digests: Sequence[str], sent: Tree) -> None:
+        write_atomically(self._reply(digests), to_bytes(sent))
+
+    def _reply(self, digests: Sequence[str]) -> Path:
+        name = hashlib.sha256("".join(digests).encode()).hexdigest()
+        return self.folder / f"sent-{name}.safetensors"
 
     def write(self, key: int, memory: Memory) -> None:
         write_atomically(self._path(key), to_bytes(payload.flat(memory)))

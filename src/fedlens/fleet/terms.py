@@ -15,8 +15,8 @@ import torch
 
 from fedlens.algorithm import Algorithm
 from fedlens.config.experiment import NUM_CLIENTS, Clients, Experiment, Named, as_plain
-from fedlens.config.options import check, refuse_unknown, types_of
-from fedlens.config.sections import demand
+from fedlens.config.options import check, names_as_data, refuse_unknown, types_of
+from fedlens.config.sections import Privacy, demand
 from fedlens.core.federation import Dataset, Examples
 from fedlens.data.partitions import natural_column
 from fedlens.runs.run import epochs_without_effect
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 NOT_TOLD = (
     *("attack", "dataset", "device", "evaluate", "faults", "normalise", "reporting", "stop"),
-    *("weights", "weights_sha256", "privacy"),
+    *("weights", "weights_sha256"),
 )
 """The keys of an experiment that only the server uses. Sites take all others, and no more."""
 TOLD = {f.name: f for f in fields(Experiment) if f.name not in NOT_TOLD}
@@ -110,6 +110,13 @@ class Terms:
         return int(self.content.experiment["rounds"])
 
     @property
+    def privacy(self) -> Privacy | None:
+        given = self.content.experiment.get("privacy")
+        with names_as_data():
+            found: Privacy | None = None if given is None else check(given, Privacy, "privacy")
+        return found
+
+    @property
     def holds_out(self) -> bool:
         """Whether models are tested on examples of the sites."""
         return bool(self.content.experiment["clients"]["holdout"])
@@ -156,7 +163,9 @@ class Terms:
     @property
     def guarantee(self) -> str:
         """What protects the updates of a site from those who see them, in words."""
-        return "none: the server sees each update as it is"
+        if self.privacy is None:
+            return "none: the server sees each update as it is"
+        return f"privacy of each {self.privacy.unit}: noise {self.privacy.noise}, drawn at the site"
 
     def effects(self) -> list[str]:
         """What the experiment means for the site's data, line by line.
@@ -167,7 +176,8 @@ class Terms:
         leaves = ["how many examples it holds"]
         if "label_counts" in algorithm.discloses:
             leaves.append("how many examples it holds of each class")
-        leaves.append(f"up to {self.most_updates} updates of the model, with the training loss")
+        measured = "" if algorithm.covered else ", with the training loss"
+        leaves.append(f"up to {self.most_updates} updates of the model{measured}")
         if self.holds_out:
             leaves.append(
                 f"how many of its held-out examples each of up to {self.most_tested} models "
@@ -178,6 +188,7 @@ class Terms:
         channel = ", ".join(map(repr, algorithm.channel)) or "updates leave as they are"
         lines = [
             f"channel:   {channel}",
+            f"guarantee: {self.guarantee}",
             f"leaves the site: {'; '.join(leaves)}",
             f"stays at the site: images, labels{', what it remembers' * remembers}"
             + ", the layers or the model that are its own" * keeps,
@@ -219,7 +230,11 @@ def _content_of(text: str) -> Content:
     for key, one in TOLD.items():
         if key not in given and one.default is not None:
             raise ValueError(f"the terms lack {key}: the server must send it")
-    used = {key: as_plain(check(part, hints[key], key)) for key, part in given.items()}
+    with names_as_data():
+        parts = {key: check(part, hints[key], key) for key, part in given.items()}
+    if parts.get("privacy") is not None:
+        check_private(parts["privacy"])
+    used = {key: as_plain(part) for key, part in parts.items()}
     refuse_unknown(given["clients"], TOLD_OF_CLIENTS, "clients.")
     _check_complete(given, used)
     return content
@@ -298,10 +313,9 @@ def check_possible(experiment: Experiment) -> None:
             "train all layers"
         )
     if experiment.privacy is not None:
-        raise ValueError(
-            "a fleet has no privacy yet (its server would know the key that noise is drawn by): "
-            "leave [privacy] out, or simulate"
-        )
+        check_private(experiment.privacy)
+        if experiment.privacy.ledger is not None:
+            raise ValueError("sites keep their own ledgers: leave privacy.ledger out")
     if experiment.aggregation is not None and experiment.aggregation.secure:
         raise ValueError(
             "a fleet has no secure sums yet: leave aggregation.secure out, or simulate"
@@ -322,6 +336,24 @@ def check_possible(experiment: Experiment) -> None:
         raise ValueError(
             f"clients.per_round is {share:g}, and a site may be drawn several times in a round: "
             "give a number of clients, so that sites know how often at most"
+        )
+
+
+def check_private(given: Privacy) -> None:
+    """Raise ValueError for [privacy] that sites cannot keep by themselves."""
+    if given.unit != "example":
+        raise ValueError(
+            f'privacy.unit is "{given.unit}", whose noise the server of a fleet would have to add: '
+            'choose "example", whose noise the sites draw'
+        )
+    if given.noise is None:
+        raise ValueError(
+            "privacy.epsilon costs each site another noise, and sites approve one: give "
+            "privacy.noise (`fedlens privacy plan` says which)"
+        )
+    if given.count_noise is not None:
+        raise ValueError(
+            "privacy.count_noise is for simulations: leave it out, with what needs label counts"
         )
 
 

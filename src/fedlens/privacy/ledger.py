@@ -65,7 +65,8 @@ class Ledger:
         self.limit: Limit | None = None
         self._counts: dict[tuple[str, str], Counter[Release]] = {}
         self._known: dict[tuple[str, int], Release] = {}
-        self._chain, self._end, self._lines = BEGINNING, 0, 0
+        self.chains = [BEGINNING]  # then those of the lines
+        self._end = 0
         if path.exists():
             try:
                 with path.open("rb") as file:
@@ -154,17 +155,17 @@ class Ledger:
             new += part
         whole, _, _torn = new.rpartition(b"\n")
         for line in whole.split(b"\n") if whole else ():
-            self._lines += 1
+            number = len(self.chains)
             try:
                 content, chain = parsed(line)
-                self._chain = chained(self._chain, content)
-                if chain != self._chain:
-                    raise self._changed(f"line {self._lines} is not what was written")
+                if chain != chained(self.chains[-1], content):
+                    raise self._changed(f"line {number} is not what was written")
                 self._take(content)
+                self.chains.append(chain)
             except (LookupError, TypeError, AttributeError, ValueError) as error:
                 if isinstance(error, ValueError) and str(error).startswith(str(self.path)):
                     raise
-                raise self._changed(f"line {self._lines} cannot be read") from error
+                raise self._changed(f"line {number} cannot be read") from error
             self._end += len(line) + 1
 
     def _changed(self, how: str) -> ValueError:
@@ -183,7 +184,7 @@ class Ledger:
             self._counts.setdefault((one.data, one.unit), Counter())[one.release] += 1
 
     def _append(self, handle: int, contents: Sequence[dict[str, Any]]) -> None:
-        lines, chain = b"", self._chain
+        lines, chain = b"", self.chains[-1]
         for content in contents:
             line, chain = written(chain, content)
             lines += line

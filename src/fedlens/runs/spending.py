@@ -96,6 +96,7 @@ class Spending:
             "ledger": given.ledger,
         }
         if self.examples is not None:
+            drawn = [] if self.setup.engine.reporting is None else NOT_COVERED[:1]  # at real sites
             return common | {
                 "noise": self.examples.noise,
                 "sampling": "poisson",
@@ -103,7 +104,7 @@ class Spending:
                 "clients": len(self.examples.rates),
                 "by_client": self.examples.spread(self.rounds, given.delta),
                 "count_noise": given.count_noise,
-                "not_covered": [SIZES, *NOT_COVERED],
+                "not_covered": [SIZES, *(one for one in NOT_COVERED if one not in drawn)],
             }
         protection = protection_of(self.setup.experiment)
         (*_, last) = protection.released(protection.rounds)

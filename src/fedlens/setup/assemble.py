@@ -94,7 +94,12 @@ class Setup:
     @cached_property
     def examples(self) -> ExampleProtection:
         """What clients do for the privacy of their examples, if [privacy] is for these."""
-        return protection_of_examples(self.experiment, self.program.algorithm, self.federation)
+        return protection_of_examples(
+            self.experiment,
+            self.program.algorithm,
+            self.federation,
+            everyone=self.engine.reporting is not None,
+        )
 
     @property
     def is_personal(self) -> bool:

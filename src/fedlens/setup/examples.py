@@ -15,12 +15,17 @@ from fedlens.rounds.cohorts import Call
 
 
 def protection_of_examples(
-    experiment: Experiment, algorithm: Algorithm, federation: Federation, times: int = 1
+    experiment: Experiment,
+    algorithm: Algorithm,
+    federation: Federation,
+    times: int = 1,
+    everyone: bool = False,
 ) -> ExampleProtection:
     """What the clients do, who take part as the algorithm selects them by the seed.
 
     The selection reads nothing of their data but how many examples they hold; with `times` as many
-    they take part as often.
+    they take part as often. With `everyone`, and wherever some may stand in for others, all are
+    counted in all rounds.
     """
     given, draw = experiment.privacy, algorithm.draw
     assert given is not None and isinstance(draw, PoissonBatches)
@@ -31,6 +36,7 @@ def protection_of_examples(
             "choose another one"
         )
     sizes = (times * federation.sizes(0)).tolist()
+    everyone = everyone or experiment.reporting is not None
     most = 1 / max(max(sizes), 1)
     if given.delta >= most and times == 1:
         raise ValueError(
@@ -44,7 +50,7 @@ def protection_of_examples(
         noise=given.noise or 0.0,
         rates=np.array([draw.rate(size) for size in sizes]),
         steps=np.array([draw.num_steps(size) for size in sizes]),
-        chosen=[call.select().numpy() for call in calls],
+        chosen=[np.arange(len(sizes)) if everyone else call.select().numpy() for call in calls],
         count_noise=given.count_noise or 0.0,
     )
 
