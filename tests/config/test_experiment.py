@@ -175,7 +175,8 @@ def test_later_overrides_win_and_options_may_follow_a_name(tmp_path):
         *("algorithm=fedprox", "algorithm.fedprox.mu=1"),
         path=tmp_path,
     )
-    assert experiment.clients.partition == fl.Named("dirichlet", {"alpha": 2.0})
+    assert experiment.clients.partition.name == "dirichlet"
+    assert experiment.clients.partition.options["alpha"] == 2.0
     assert experiment.algorithm[0].name == "fedprox"
     assert experiment.algorithm[0].options["mu"] == 1.0
 

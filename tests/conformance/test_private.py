@@ -356,7 +356,7 @@ def test_noise_is_calibrated_to_the_epsilon_that_is_asked_for(privacy, delta):
 
 COMPOSES = {
     *("fedavg", "lambda-sum", "fedprox", "fedavgm", "admm", "ceadmm", "fedadam", "fedyogi"),
-    *("fedadagrad", "fedper", "fedbn", "liadmm", "celiadmm", "clip", "quantize", "top-k"),
+    *("fedadagrad", "fedper", "fedbn", "liadmm", "celiadmm", "clip", "quantize", "top-k", "sign"),
     *("fine-tune", "lg-fedavg", "fedrep", "fedbabu", "ditto", "apfl", "pfedme", "per-fedavg"),
     *("moon", "fedala"),
 }
