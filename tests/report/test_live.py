@@ -200,7 +200,7 @@ def test_a_port_that_is_taken_is_named(run_folder: Make) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with (
-            pytest.raises(ValueError, match=rf"port {port} .*choose another --host or --port"),
+            pytest.raises(ValueError, match=rf"port {port} .*choose another address or port"),
             serving([run_folder("a", rounds=2)], port=port),
         ):
             pass

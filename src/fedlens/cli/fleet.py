@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from fedlens.cli import arguments
-from fedlens.cli.arguments import notify, print_json, say
+from fedlens.cli.arguments import notify, print_json, print_table, say
 from fedlens.cli.stopping import going_on_by
 from fedlens.config.experiment import Experiment
 from fedlens.fleet import CACHE
@@ -80,6 +80,9 @@ def serve_command(
         int | None, Option(min=1, help="Begin with this many sites, if others do not come in time.")
     ] = None,
     data: arguments.DataFolder = None,
+    page: Annotated[
+        str, Option(help="Where its live page is, or `none`; port 0 is any.")
+    ] = "127.0.0.1:0",
     quiet: arguments.Quiet = False,
     as_json: arguments.Json = False,
 ) -> None:
@@ -91,6 +94,7 @@ def serve_command(
     # What needs no PyTorch, whose import takes seconds, is checked first, here and below.
     described = Experiment.read(experiment, overrides or [])
     host, port = _address(address, "--address", "0.0.0.0:9092")
+    shown_at = None if page == "none" else _address(page, "--page", "127.0.0.1:8377")
     check_server_keys(keys)
     from fedlens.fleet.serve import serve
     from fedlens.fleet.server import Job
@@ -121,7 +125,7 @@ def serve_command(
         going_on_by("go on with the same command and --resume", can),
         shown(not quiet, in_rounds, folder.name, described.rounds) as watch,
     ):
-        status = serve(described, job, keys, place, host, port, notify, watch)
+        status = serve(described, job, keys, place, host, port, notify, watch, shown_at)
     with drawing(not quiet) as draw:
         finish_run(folder, status, as_json, draw)
 
@@ -236,6 +240,37 @@ def log_command(
             say(words)
         print(f"{found.head.line} lines, which end with {found.head.mark}")
     raise SystemExit(1 if wrong else 0)
+
+
+@fleet_app.command("status")
+def status_command(
+    home: Annotated[Path, Argument(help="The own folder of a server (KEYS/server), or of a site.")],
+    as_json: arguments.Json = False,
+) -> None:
+    """How the run of a server stands, site by site; or what a site was asked, and what left it."""
+    _check_home(home)
+    from fedlens.fleet import NODE_KEY
+    from fedlens.fleet.status import FILE, Status
+
+    if (home / FILE).is_file():
+        found = Status.read(home)
+        if as_json:
+            print_json(found.plain())
+            return
+        say(found.headline())
+        if found.begun and Path(found.out).is_dir():
+            from fedlens.report import read_all, rows
+
+            print_table(*rows(read_all([Path(found.out)])))
+            print()
+        print_table(*found.rows())
+    elif (home / NODE_KEY).is_file() or (home / "approved").is_dir():
+        from fedlens.fleet.told import told_of
+
+        for line in told_of(home):
+            say(line)
+    else:
+        raise ValueError(f"{home} is not the folder of a site, or of a server that was started")
 
 
 @fleet_app.command("clean")

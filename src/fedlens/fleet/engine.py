@@ -7,7 +7,7 @@ unweighted updates; they are weighted here, once it is known which sites have an
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from fedlens.core import Memory, Tree
 from fedlens.core.federation import Examples
 from fedlens.engines import Sequential
-from fedlens.fleet import Notify, payload
+from fedlens.fleet import payload
 from fedlens.fleet.payload import Reply
 from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
@@ -63,7 +63,7 @@ class Fleet(Engine):
     numbers: Sequence[int]  # by which sites were approved
     sizes: Sequence[int]
     rules: Reporting
-    notify: Notify  # called with a line about each site that failed
+    notify: Callable[[str, str], None]  # called with the name of each site that failed, and why
     name: ClassVar[str] = "fleet"
     _answers: dict[int, Part] = field(default_factory=dict)  # of this round, by order key
     _away: set[int] = field(default_factory=set)  # sites that were offline for the whole wait
@@ -245,7 +245,7 @@ class Fleet(Engine):
 
     def _say(self, client: int, arrived: Reply) -> None:
         why = arrived.reason or str(arrived.facts.get("refused", ""))
-        self.notify(f"{self.names[client]}: {arrived.failed or 'refused'}{why and f': {why}'}")
+        self.notify(self.names[client], f"{arrived.failed or 'refused'}{why and f': {why}'}")
 
 
 def counted(memory: Memory) -> int | None:

@@ -25,6 +25,7 @@ from typing import Any
 from fedlens.core import Tree
 from fedlens.fleet import payload
 from fedlens.fleet.payload import Reply
+from fedlens.fleet.status import Status
 from fedlens.storage.chained import append, chained, parsed, written
 from fedlens.storage.reading import printable, shortened
 
@@ -255,18 +256,20 @@ def _read_head(handle: int) -> Head | None:
 
 @dataclass
 class Logged:
-    """Sites (`engine.Sites`), with a line in the server's log for what they are sent, and send.
+    """Sites (`engine.Sites`), with their status, and a line in the server's log for each message.
 
     The server asks every few seconds until a site has approved: what is repeated then is one line.
     """
 
     sites: Any
     log: Log
+    status: Status
     names: Sequence[str]
     last: dict[object, object] = field(default_factory=dict)
 
     def online(self) -> set[int]:
         found: set[int] = self.sites.online()
+        self.status.seen([self.names[client] for client in sorted(found)])
         return found
 
     def send(
@@ -274,9 +277,11 @@ class Logged:
     ) -> None:
         one = next(iter(orders.values()))
         facts = {key: one[key] for key in ("experiment", "round") if key in one}
-        facts |= {"asked": what, "sites": [self.names[client] for client in orders]}
+        names, sent = [self.names[client] for client in orders], about(tensors)
+        facts |= {"asked": what, "sites": names}
         if what != "sizes" or self._is_new(what, facts):
-            self.log.add("asked", **facts, sent=about(tensors))
+            self.log.add("asked", **facts, sent=sent)
+        self.status.asks(what, names, sent["bytes"])
         mark = self.log.mark
         with_mark = {client: {**order, "log": mark} for client, order in orders.items()}
         self.sites.send(what, with_mark, tensors, seconds)
@@ -284,15 +289,14 @@ class Logged:
     def arrived(self) -> list[tuple[int, Reply]]:
         found: list[tuple[int, Reply]] = self.sites.arrived()
         for client, reply in found:
-            why = reply.failed or reply.facts.get("refused")
+            why, got = reply.failed or reply.facts.get("refused"), about(reply.tensors)
+            self.status.answered(self.names[client], bool(why), got["bytes"])
             if not self._is_new(client, why) and why:
                 continue
             names = [printable(shortened(name, 20)) for name in sorted(reply.facts)[:10]]
             facts = {"refused": printable(shortened(str(why)))} if why else {"facts": names}
             mark = noted(self.names[client], reply.facts.get("log"))
-            self.log.add(
-                "arrived", site=self.names[client], **facts, got=about(reply.tensors), **mark
-            )
+            self.log.add("arrived", site=self.names[client], **facts, got=got, **mark)
         return found
 
     def forget(self) -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ from fedlens.fleet.flower import SuperLink, Tail, write_app
 from fedlens.fleet.gate import Gate
 from fedlens.fleet.keys import check_server_keys, public_keys
 from fedlens.fleet.server import REPORTS, Job
+from fedlens.fleet.status import FILE as STATUS
+from fedlens.fleet.status import Page
+from fedlens.report.live import serving
 from fedlens.runs.progress import Watch
 from fedlens.storage.files import write_atomically
 from fedlens.storage.locks import one_writer
@@ -52,10 +55,12 @@ def serve(
     port: int,
     notify: Notify,
     watch: Watch | None = None,
+    page: tuple[str, int] | None = None,
 ) -> str:
     """Run an experiment on the sites that connect, and return the status of the run.
 
-    The job's experiment file is written only when `home` is locked: no other server uses it then.
+    `page` is where the live page is served, if it is. The job's experiment file is written only
+    when `home` is locked: no other server uses it then.
     """
     home = home.resolve()
     num_sites = len(public_keys(keys))
@@ -70,8 +75,15 @@ def serve(
                 f"{name} is {number}, but {keys} has the keys of {num_sites}: choose fewer, or add "
                 "those of others"
             )
-    with open_fleet(keys, home, host, port, notify) as (link, numbers):
+    with ExitStack() as stack:
+        link, numbers = stack.enter_context(open_fleet(keys, home, host, port, notify))
         write_atomically(Path(job.experiment), experiment.toml().encode())
+        if not job.resume:
+            (home / STATUS).unlink(missing_ok=True)
+        if page is not None:
+            out = Path(job.out)
+            address = stack.enter_context(serving([out], *page, beside=Page(home, out.name)))
+            notify(f"page: {address}")
         return run_on(link, replace(job, sites=numbers), home, notify, watch)
 
 

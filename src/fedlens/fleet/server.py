@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -16,9 +16,12 @@ import torch
 from fedlens.config.experiment import Experiment
 from fedlens.core.federation import Dataset, Examples, Federation, Fixed, Holdings, offsets_of
 from fedlens.fleet import Notify
+from fedlens.fleet.account import released
 from fedlens.fleet.engine import Fleet, Sites
 from fedlens.fleet.log import Log, Logged
+from fedlens.fleet.status import Standing, Status
 from fedlens.fleet.terms import Terms, for_fleet
+from fedlens.privacy.ledger import total
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.reports import Reporting
 from fedlens.runs.folder import RunFolder
@@ -38,6 +41,9 @@ from fedlens.storage.run_files import EXPERIMENT
 
 Connect = Callable[[Sequence[str]], Sites]
 """Connects to the sites of given names, whose client numbers are their places."""
+
+Fails = Callable[[str, str], None]
+"""Is told the name of a site, and what is wrong with its answer."""
 
 REPORTS = ".reports"  # the ending of a file beside that of a job: what its process reports
 SITES = "sites.json"  # in the run folder: what the sites hold, as they reported it
@@ -65,6 +71,7 @@ def hear(
     names: Sequence[str],
     terms: Terms,
     notify: Notify,
+    fails: Fails,
     wait: float,
     at_least: int | None = None,
 ) -> list[Held]:
@@ -107,7 +114,7 @@ def hear(
             word = f"{arrived.failed or 'refused'}: {why}"
             if last_word.get(client) != word:
                 last_word[client] = word
-                notify(f"{names[client]}: {word}")
+                fails(names[client], word)
         time.sleep(0.2)
 
 
@@ -131,7 +138,7 @@ def make_setup(
     dataset: Dataset,
     held: Sequence[Held],
     sites: Sites,
-    notify: Notify,
+    fails: Fails,
 ) -> Setup:
     """The parts of a run whose clients are sites."""
     clients = replace(experiment.clients, count=len(held))
@@ -151,7 +158,7 @@ def make_setup(
         [one.number for one in held],
         [one.size for one in held],
         experiment.reporting or Reporting(),
-        notify,
+        fails,
     )
     tested = None
     if clients.holdout:
@@ -245,10 +252,26 @@ def run_job(job: Job, connect: Connect, tell: Notify, watch: Watch | None = None
             )
     dataset = load_dataset(experiment.dataset, Path(job.data) if job.data else None)
     terms = Terms.of(experiment, dataset)
-    log = None if job.home is None else Log(Path(job.home))
+    status = Status(
+        Path(job.home or out),
+        experiment=terms.hash,
+        out=str(out),
+        rounds=experiment.rounds,
+        sites={name: Standing() for name in sorted(job.sites)},
+    )
+    log = None if job.home is None else Log(status.home)
+    if log is not None:
+        if resumes:
+            status.go_on()
+        status.write()
 
     def logged(names: Sequence[str]) -> Sites:
-        return connect(names) if log is None else Logged(connect(names), log, names)
+        return connect(names) if log is None else Logged(connect(names), log, status, names)
+
+    def fails(name: str, why: str) -> None:
+        notify(f"{name}: {why}")
+        if log is not None:
+            status.fails(name, why)
 
     notify(f"experiment {terms.hash}{', from where it was' if resumes else ''}")
     if resumes:
@@ -257,13 +280,14 @@ def run_job(job: Job, connect: Connect, tell: Notify, watch: Watch | None = None
         if unknown:
             raise ValueError(f"{out} was started with {unknown[0]}: add its key")
     else:
-        known = hear(logged, sorted(job.sites), terms, notify, job.wait, job.at_least)
+        known = hear(logged, sorted(job.sites), terms, notify, fails, job.wait, job.at_least)
     names = [one.name for one in known]
     if log is not None:
-        watch = all_of(watch, partial(_write_down, log, names))
+        costs = partial(_epsilon, terms, {one.name: one.size for one in known})
+        watch = all_of(watch, partial(_write_down, log, status, costs, names))
         log.add("run", experiment=terms.hash, sites=names, resumed=resumes)
     sites = logged(names)
-    setup = make_setup(experiment, terms, dataset, known, sites, notify)
+    setup = make_setup(experiment, terms, dataset, known, sites, fails)
     with ExitStack() as stack:
         if resumes:
             folder = stack.enter_context(closing(RunFolder.open(out)))
@@ -272,16 +296,37 @@ def run_job(job: Job, connect: Connect, tell: Notify, watch: Watch | None = None
             overwrite = job.overwrite or job.resume
             active = start(experiment, setup, out, overwrite=overwrite, watch=watch)
             write_atomically(out / SITES, json.dumps([asdict(one) for one in known]).encode())
+        if log is not None:
+            status.begun = True
+            status.write()
         (result,) = run_to_end([active])
     if log is not None:
         log.add("ended", experiment=terms.hash, status=result.status)
+        status.ended = result.status
+        status.write()
     return result
 
 
-def _write_down(log: Log, names: Sequence[str], record: Record) -> None:
+def _epsilon(terms: Terms, sizes: Mapping[str, int], name: str, updates: int) -> float | None:
+    """What so many updates of a site have cost each of its examples, if noise protects them."""
+    if terms.privacy is None or not updates:
+        return None
+    return total([released(terms.algorithm, sizes[name], updates)], terms.privacy.delta)
+
+
+def _write_down(
+    log: Log,
+    status: Status,
+    costs: Callable[[str, int], float | None],
+    names: Sequence[str],
+    record: Record,
+) -> None:
     """Add the line of a round: whose updates are in the model, and what became of the others."""
     if "clients" in record:
         failed = record.get("failed", {})
         out = {names[k]: why for why, clients in failed.items() for k in clients}
         used = [names[client] for client in record["clients"]]
         log.add("round", round=record["round"], used=used, failed=out)
+        for name, one in status.sites.items():
+            one.epsilon = costs(name, one.trained)
+        status.ends(record["round"], used, out)

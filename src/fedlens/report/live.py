@@ -12,13 +12,13 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock, Thread
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 from fedlens.report.blocks import Block, Curves
 from fedlens.report.page import distinct, html
 from fedlens.report.runs import headline, run_blocks, title_of
-from fedlens.runs.records import read_all
+from fedlens.runs.records import Run, read_all
 from fedlens.storage.locks import is_locked
 from fedlens.storage.run_files import EVALUATION, ROUNDS, SUMMARY
 
@@ -29,12 +29,31 @@ ASK_SECONDS = 10.0  # time limit for a complete request
 SEND_SECONDS = 60.0  # time limit for sending an answer
 
 
+class Beside(Protocol):
+    """What a page has besides its runs: the sites of a fleet."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def file(self) -> Path:
+        """The file whose changes are shown."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether the runs are there yet."""
+
+    def headline(self) -> str: ...
+
+    def blocks(self) -> list[Block]: ...
+
+
 class Live:
     """The page of runs that may still be writing."""
 
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self.folders = folders
-        self.runs = read_all(folders)
+    def __init__(self, folders: Sequence[Path], beside: Beside | None = None) -> None:
+        self.folders, self.beside = folders, beside
+        self.runs = self._read()
         self.version = 0  # grows with each change
         self._pictures: dict[str, tuple[Block, str]] = {}
         self._page: tuple[int, bytes] | None = None
@@ -47,7 +66,7 @@ class Live:
         started, stamps = time.monotonic(), self._stamp()
         if stamps != self._stamps:
             with suppress(OSError, ValueError):  # a run is being replaced: keep the last state
-                self.runs, self._stamps = read_all(self.folders), stamps
+                self.runs, self._stamps = self._read(), stamps
                 self.version += 1
         ended = time.monotonic()
         self._next_look = ended + max(LOOK_SECONDS, (ended - started) * (1 / LOOK_SHARE - 1))
@@ -58,12 +77,24 @@ class Live:
             if time.monotonic() >= self._next_look:
                 self.look()
             if self._page is None or self._page[0] != self.version:
-                runs, blocks = self.runs, distinct(run_blocks(self.runs))
-                live: Literal["yes", "ended"]
-                live = "yes" if any(run.status == "running" for run in runs) else "ended"
-                text = html(title_of(runs), headline(runs), blocks, self._picture, live)
+                text = self._render()
                 self._page = self.version, text.encode(errors="backslashreplace")
             return self._page
+
+    def _read(self) -> list[Run]:
+        there = self.beside is None or self.beside.begun
+        return read_all(self.folders) if there else []
+
+    def _render(self) -> str:
+        runs, beside = self.runs, self.beside
+        going = any(run.status == "running" for run in runs) or not runs
+        live: Literal["yes", "ended"] = "yes" if going else "ended"
+        blocks = run_blocks(runs) if runs else []
+        title, summary = (title_of(runs), headline(runs)) if runs else ("", "")
+        if beside is not None:
+            blocks, title = [*blocks[:2], *beside.blocks(), *blocks[2:]], title or beside.title
+            summary = ". ".join(filter(None, [summary, beside.headline()]))
+        return html(title, summary, distinct(blocks), self._picture, live)
 
     def _picture(self, block: Any) -> str:
         """The SVG of a block, cached while the block is equal; page.js draws curves itself."""
@@ -80,7 +111,8 @@ class Live:
     def _stamp(self) -> list[tuple[int, int] | bool]:
         """A value that changes when a run writes or is killed: locks, file times and sizes."""
         found: list[tuple[int, int] | bool] = [is_locked(folder) for folder in self.folders]
-        for path in (folder / name for folder in self.folders for name in WRITTEN):
+        beside = [] if self.beside is None else [self.beside.file]
+        for path in (*beside, *(folder / name for folder in self.folders for name in WRITTEN)):
             with suppress(OSError):
                 status = path.stat()
                 found.append((status.st_mtime_ns, status.st_size))
@@ -88,18 +120,23 @@ class Live:
 
 
 @contextmanager
-def serving(folders: Sequence[Path], host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+def serving(
+    folders: Sequence[Path],
+    host: str = "127.0.0.1",
+    port: int = 0,
+    beside: Beside | None = None,
+) -> Iterator[str]:
     """Serve the live page of runs inside the `with` block; yield its URL. Port 0: any free port.
 
     If other machines can connect, the URL contains a random token, and requests without it fail.
     """
     home = "/" if _is_loopback(host) else f"/{secrets.token_urlsafe(16)}/"
     try:
-        server = Server(host, port, home, Live(folders))
+        server = Server(host, port, home, Live(folders, beside))
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ValueError(
-            f"cannot serve on {host}, port {port} ({reason}): choose another --host or --port"
+            f"cannot serve on {host}, port {port} ({reason}): choose another address or port"
         ) from error
     thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()
