@@ -81,7 +81,7 @@ def test_all_clients_of_several_points_train_at_once_from_the_first_round_on(see
     engines[0]._train_block = seen
     made.run()
     assert blocks == expected
-    assert len({engine.clients_at_once for engine in engines}) == 1  # each manifest says it
+    assert len({engine.at_once for engine in engines}) == 1  # each manifest says it
 
 
 COUNTING = """

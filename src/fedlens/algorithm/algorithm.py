@@ -318,19 +318,14 @@ def side_by_side(fillings: Sequence[T], like: Tensor) -> T:
 
     These have the dtype and the device of `like`.
     """
-    first: Any = fillings[0]
-    if all(same(first, other) for other in fillings):
-        return cast(T, first)
-    if isinstance(first, tuple):
-        columns = zip(*cast(Any, fillings), strict=True)
-        return cast(T, tuple(side_by_side(column, like) for column in columns))
-    if is_dataclass(first):
-        merged = {
-            f.name: side_by_side([getattr(one, f.name) for one in fillings], like)
-            for f in fields(first)
-        }
-        return cast(T, replace(cast(Any, first), **merged))
-    return cast(T, torch.tensor(fillings, dtype=like.dtype, device=like.device))
+    columns = zip(*map(_numbers_in, fillings), strict=True)
+    merged = (
+        column[0]
+        if all(same(column[0], other) for other in column)
+        else torch.tensor(column, dtype=like.dtype, device=like.device)
+        for column in columns
+    )
+    return _changed(fillings[0], lambda _: next(merged))
 
 
 def pick(filling: T, group: Tensor | None) -> T:
@@ -345,7 +340,7 @@ def pick(filling: T, group: Tensor | None) -> T:
 
 
 def _changed(filling: T, change: Callable[[Number], Number]) -> T:
-    """`filling` with `change` applied to each of its numbers, in the order of `numbers_of`."""
+    """`filling` with `change` applied to each of its numbers, in the order of `_numbers_in`."""
     if isinstance(filling, tuple):
         return cast(T, tuple(_changed(part, change) for part in filling))
     if not is_dataclass(filling) or isinstance(filling, type):
@@ -357,26 +352,25 @@ def _changed(filling: T, change: Callable[[Number], Number]) -> T:
     return cast(T, replace(cast(Any, filling), **made))
 
 
+def _numbers_in(filling: Any) -> Iterator[Number]:
+    """The numbers of a filling, in a fixed order."""
+    if isinstance(filling, tuple):
+        for part in filling:
+            yield from _numbers_in(part)
+    elif is_dataclass(filling) and not isinstance(filling, type):
+        numbers = _numbers(type(filling))
+        for f in fields(filling):
+            value = getattr(filling, f.name)
+            yield from [value] if f.name in numbers else _numbers_in(value)
+
+
 def numbers_of(fillings: Sequence[Any]) -> list[list[float]]:  # P of G
     """The numbers of G fillings, the `same_but_numbers`, in a fixed order, except those all 0.0.
 
     A number that is 0.0 in all of them switches its term off: it is structure, not an input.
     """
-    first: Any = fillings[0]
-    found: list[list[float]] = []
-    column: Sequence[Any]
-    if isinstance(first, tuple):
-        for column in zip(*fillings, strict=True):
-            found += numbers_of(column)
-    elif is_dataclass(first) and not isinstance(first, type):
-        numbers = _numbers(type(first))
-        for f in fields(first):
-            column = [getattr(one, f.name) for one in fillings]
-            if f.name in numbers:
-                found += [list(column)] if any(column) else []
-            else:
-                found += numbers_of(column)
-    return found
+    columns: Any = zip(*map(_numbers_in, fillings), strict=True)
+    return [[*column] for column in columns if any(column)]
 
 
 def with_numbers(filling: T, numbers: Iterator[Number]) -> T:
@@ -405,20 +399,19 @@ def check_pull(base: Algorithm, pull: Number, what: str) -> None:
 
 def at_least(number: Number, low: float, what: str) -> None:
     """Refuse a number, or any of a sweep's numbers, that is below `low` or not finite."""
-    values = torch.as_tensor(number)
-    if not bool(((values >= low) & values.isfinite()).all()):
-        raise ValueError(f"{what} is {number}: choose a number of {low:g} or more")
+    _check(number, what, lambda t: (t >= low) & t.isfinite(), f"of {low:g} or more")
 
 
 def below_one(number: Number, what: str) -> None:
     """Refuse a factor, such as a momentum, that is not in [0, 1)."""
-    values = torch.as_tensor(number)
-    if not bool(((values >= 0) & (values < 1)).all()):
-        raise ValueError(f"{what} is {number}: choose a number from 0 to below 1")
+    _check(number, what, lambda t: (t >= 0) & (t < 1), "from 0 to below 1")
 
 
 def up_to_one(number: Number, what: str) -> None:
     """Refuse a factor, such as a decay rate, that is not in [0, 1]."""
-    values = torch.as_tensor(number)
-    if not bool(((values >= 0) & (values <= 1)).all()):
-        raise ValueError(f"{what} is {number}: choose a number from 0 to 1")
+    _check(number, what, lambda t: (t >= 0) & (t <= 1), "from 0 to 1")
+
+
+def _check(number: Number, what: str, holds: Callable[[Tensor], Tensor], which: str) -> None:
+    if not bool(holds(torch.as_tensor(number)).all()):
+        raise ValueError(f"{what} is {number}: choose a number {which}")

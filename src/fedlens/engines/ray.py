@@ -291,7 +291,6 @@ class Ray(WorkerEngine[RemoteWorker]):
 
     name: ClassVar[str] = "ray"
     short_seconds: ClassVar[float] = 0.015  # Ray takes about a millisecond for a task
-    num_lost: int = 0
 
     def __init__(
         self,

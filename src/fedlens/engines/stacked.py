@@ -73,10 +73,6 @@ class Stacked(Engine):
     _predicted: set[object] = field(default_factory=set, repr=False)  # shapes of known batches
 
     @property
-    def clients_at_once(self) -> int:
-        return self.at_once
-
-    @property
     def padding_share(self) -> float | None:
         """The share of the examples computed so far that was padding of shorter batches.
 

@@ -58,8 +58,6 @@ class WorkerEngine(Engine, Generic[W]):
     clients_a_task: int = 1  # the most
     short_seconds: ClassVar[float] = 0.0
     """Shorter work is merged into one task, since sending a task costs a tenth of this."""
-    busy_seconds: float = 0.0
-    worker_devices: tuple[torch.device, ...] = ()
 
     def __init__(
         self,

@@ -63,6 +63,10 @@ class Engine(Protocol):
     name: ClassVar[str]  # the value of `engine` in an experiment
     network: Network
     on_step: OnStep | None = None
+    at_once: int = 1  # clients that one process trains side by side
+    worker_devices: tuple[torch.device, ...] = ()  # if they differ from the server's device
+    num_lost: int = 0  # workers, since the first round; others took over their tasks
+    busy_seconds: float = 0.0  # that all workers together have computed since they were started
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]: ...
 
@@ -114,34 +118,14 @@ class Engine(Protocol):
         """Release the resources of the engine. It can be used again afterwards."""
         return
 
-    @property
-    def worker_devices(self) -> tuple[torch.device, ...]:
-        """The devices of the workers, if they differ from the device of the server."""
-        return ()
-
     def device_name(self, device: torch.device) -> str:
         """The name of a GPU that clients train on."""
         return torch.cuda.get_device_name(device)
 
     @property
-    def num_lost(self) -> int:
-        """How many workers were lost since the first round. Others took over their tasks."""
-        return 0
-
-    @property
-    def clients_at_once(self) -> int:
-        """How many clients one process trains side by side."""
-        return 1
-
-    @property
     def num_workers(self) -> int:
         """How many processes train."""
         return 1
-
-    @property
-    def busy_seconds(self) -> float:
-        """The seconds that all workers together have computed since they were started."""
-        return 0.0
 
     @property
     def worker_bytes(self) -> int:

@@ -181,7 +181,7 @@ def _parts(setup: Setup, work: Workload, taken: float) -> dict[str, float]:
     device, network = setup.device, setup.network
     server = time_of(rounds(replace(setup, engine=Idle(setup.network))), 3, device)
     workers = min(setup.engine.num_workers, work.clients)
-    side_by_side = min(setup.engine.clients_at_once, work.clients)
+    side_by_side = min(setup.engine.at_once, work.clients)
     if setup.devices != (device,):
         side_by_side = -(-work.clients // workers)
     batches = work.steps * -(-work.clients // side_by_side) / workers

@@ -65,7 +65,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "engine": setup.engine.name,
         "precision": setup.experiment.precision,
-        "at_once": setup.engine.clients_at_once,
+        "at_once": setup.engine.at_once,
         "seed": setup.experiment.seed,
         "resumed": [],
         "data": setup.dataset.digest,

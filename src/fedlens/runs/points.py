@@ -188,7 +188,7 @@ def into_stacks(points: Sequence[Point]) -> list[list[Point]]:
 def _divided(points: list[Point]) -> list[list[Point]]:
     """Compatible points in stacks of about equal numbers of clients, at most those at once."""
     setup = points[0].setup
-    most = setup.engine.clients_at_once
+    most = setup.engine.at_once
     if setup.device.type == "cuda":
         keeps = any(not point.setup.program.algorithm.sums_parts for point in points)
         most = on_a_gpu(memory_of(setup.device), setup.network.num_parameters, keeps_uploads=keeps)

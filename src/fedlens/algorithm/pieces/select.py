@@ -1,6 +1,7 @@
 """select: which clients take part in a round."""
 
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,14 +15,8 @@ CYCLE, UNSEEN = keys.purpose("cycle"), keys.purpose("unseen")
 LARGE = 100_000  # clients: from more, a small cohort is chosen without a draw for each client
 
 
-@dataclass(frozen=True)
-class Uniformly(Select):
-    """`count` clients, uniformly, without replacement.
-
-    A number is drawn for each client, and the clients with the smallest are taken. From more than
-    LARGE clients a small cohort is drawn client by client, and repeated draws are left out, which
-    has the same distribution.
-    """
+class OfCount(Select, Protocol):
+    """A choice of as many clients as its field `count` says."""
 
     count: int
 
@@ -30,7 +25,21 @@ class Uniformly(Select):
         return self.count
 
     def of_size(self, count: int) -> Select:
-        return replace(self, count=count)
+        one: Any = self
+        other: Select = replace(one, count=count)
+        return other
+
+
+@dataclass(frozen=True)
+class Uniformly(OfCount):
+    """`count` clients, uniformly, without replacement.
+
+    A number is drawn for each client, and the clients with the smallest are taken. From more than
+    LARGE clients a small cohort is drawn client by client, and repeated draws are left out, which
+    has the same distribution.
+    """
+
+    count: int
 
     def __call__(self, federation: Federation, round: int, key: Tensor) -> Tensor:  # [C]
         clients = federation.num_clients
@@ -41,19 +50,12 @@ class Uniformly(Select):
 
 
 @dataclass(frozen=True)
-class AmongSeen(Select):
+class AmongSeen(OfCount):
     """`count` clients, uniformly, among all but the `unseen`, which a `seed` sets apart."""
 
     count: int
     unseen: int
     seed: int
-
-    @property
-    def cohort_size(self) -> int:
-        return self.count
-
-    def of_size(self, count: int) -> Select:
-        return replace(self, count=count)
 
     def set_apart(self, clients: int) -> Tensor:  # [unseen]
         draws = keys.uniform(keys.fold(keys.root(self.seed, UNSEEN), torch.arange(clients)))
@@ -67,7 +69,7 @@ class AmongSeen(Select):
 
 
 @dataclass(frozen=True)
-class BySize(Select):
+class BySize(OfCount):
     """`count` clients, each drawn with a probability proportional to the examples it holds.
 
     With replacement a client may be drawn twice in a round. Without, the clients with the
@@ -77,13 +79,6 @@ class BySize(Select):
 
     count: int
     replacement: bool = True
-
-    @property
-    def cohort_size(self) -> int:
-        return self.count
-
-    def of_size(self, count: int) -> Select:
-        return replace(self, count=count)
 
     def __call__(self, federation: Federation, round: int, key: Tensor) -> Tensor:  # [C]
         if self.replacement:

@@ -20,15 +20,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from fedlens.network.graph import only_readers
 from fedlens.network.pool import pair
 from fedlens.network.single import winograd
+from fedlens.network.stacked.reader import only_readers
 
 aten = torch.ops.aten
 
@@ -36,59 +36,33 @@ aten = torch.ops.aten
 def fuse(module: nn.Module, nodes: Sequence[fx.Node]) -> nn.Module:
     """A copy of `module`, whose forward pass is `nodes`, with fused and fast layers.
 
-    If no layer can be replaced, it is the module itself.
+    A convolution is fused with a ReLU and, before or behind that, a max-pooling, if all are called
+    once and have no hooks. If no layer can be replaced, it is the module itself.
     """
-    once = _called_once(nodes, dict(module.named_modules()))
-    chains = list(_chains(nodes, once))
-    linear = [name for name, layer in once.items() if type(layer) is nn.Linear]
-    if not (chains or linear):
-        return module
-    module = copy.deepcopy(module)
-    for name in linear:
-        module.set_submodule(name, Linear(module.get_submodule(name)))
-    for chain in chains:
-        first, *others = chain.names
-        convolution = module.get_submodule(first)
-        assert isinstance(convolution, nn.Conv2d)
-        module.set_submodule(first, FusedConvolution(convolution, chain.pool))
-        for name in others:
-            module.set_submodule(name, nn.Identity())
-    return module
-
-
-class _Chain(NamedTuple):
-    names: list[str]  # of the layers, with the convolution first
-    pool: nn.MaxPool2d | None
-
-
-def _called_once(nodes: Sequence[fx.Node], layers: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """The layers that are called exactly once and have no forward hooks."""
     calls = Counter(str(node.target) for node in nodes if node.op == "call_module")
-    found = {name: layers[name] for name, count in calls.items() if count == 1}
-    return {n: m for n, m in found.items() if not (m._forward_hooks or m._forward_pre_hooks)}
-
-
-def _chains(nodes: Sequence[fx.Node], once: dict[str, nn.Module]) -> Iterator[_Chain]:
-    """Convolutions followed by a ReLU, with an optional max-pooling before or after the ReLU."""
+    copied = copy.deepcopy(module)
+    once = {name: copied.get_submodule(name) for name, count in calls.items() if count == 1}
+    once = {n: m for n, m in once.items() if not (m._forward_hooks or m._forward_pre_hooks)}
+    made: dict[str, nn.Module] = {}
     for node in nodes:
-        if not _is_plain(once.get(str(node.target))):
+        name, layer = str(node.target), once.get(str(node.target))
+        if type(layer) is nn.Linear:
+            made[name] = Linear(layer)
+        if type(layer) is not nn.Conv2d or layer.padding_mode != "zeros" or layer.padding == "same":
             continue
-        names, found = [str(node.target)], dict[type, nn.Module]()
+        behind: dict[type[nn.Module], str] = {}
         for reader in only_readers(node):
-            behind = once.get(str(reader.target))
-            if type(behind) not in (nn.ReLU, nn.MaxPool2d) or type(behind) in found:
+            kind = type(once.get(str(reader.target)))
+            if kind not in (nn.ReLU, nn.MaxPool2d) or kind in behind:
                 break
-            assert behind is not None
-            found[type(behind)] = behind
-            names.append(str(reader.target))
-        pool = found.get(nn.MaxPool2d)
-        if nn.ReLU in found and not getattr(pool, "return_indices", False):
-            assert pool is None or isinstance(pool, nn.MaxPool2d)
-            yield _Chain(names, pool)
-
-
-def _is_plain(layer: nn.Module | None) -> bool:
-    return type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and layer.padding != "same"
+            behind[kind] = str(reader.target)
+        pool: Any = once[behind[nn.MaxPool2d]] if nn.MaxPool2d in behind else None
+        if nn.ReLU in behind and not getattr(pool, "return_indices", False):
+            made |= {other: nn.Identity() for other in behind.values()}
+            made[name] = FusedConvolution(layer, pool)
+    for name, layer in made.items():
+        copied.set_submodule(name, layer)
+    return copied if made else module
 
 
 @dataclass(frozen=True)
@@ -101,9 +75,8 @@ class FastPath:
 class Linear(nn.Module):
     """A linear layer that can update its weights in the backward pass."""
 
-    def __init__(self, linear: nn.Module) -> None:
+    def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        assert isinstance(linear, nn.Linear)
         self.weight, self.bias = linear.weight, linear.bias
         self.fast: FastPath | None = None
 

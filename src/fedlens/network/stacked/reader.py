@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from fedlens.core import Tree
-from fedlens.network.graph import only_readers, trace
 from fedlens.network.layers import KeyedDropout
 from fedlens.network.pool import Windows, windows_of
 from fedlens.network.stacked.epilogue import Epilogue, KeyedMask
@@ -235,14 +234,27 @@ class StackedModule:
         return self.layers[str(node.target)] if node.op == "call_module" else None
 
 
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return not any(True for _ in m.children())
+
+
 def read_module(module: nn.Module) -> StackedModule | None:
     """The module as a graph of layers, or None if its forward pass contains anything else."""
     if len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters())):
         return None  # weights shared by layers have only one name
-    graph = trace(module)
-    if graph is None or not all(_is_readable(node) for node in graph.nodes):
+    try:
+        graph = _Tracer().trace(module)
+    except Exception:  # a user's forward pass may raise anything when it is traced
         return None
-    return StackedModule(module, graph)
+    return StackedModule(module, graph) if all(map(_is_readable, graph.nodes)) else None
+
+
+def only_readers(node: fx.Node) -> Iterator[fx.Node]:
+    """The chain of nodes behind this one, as long as each result has exactly one reader."""
+    while len(node.users) == 1:
+        (node,) = node.users
+        yield node
 
 
 def _is_readable(node: fx.Node) -> bool:
