@@ -60,7 +60,7 @@ READ_BY = {"report": ["RUN"], "reproduce": ["ghaemi/fedavg", "--from", "RUN"], "
 OTHERS = [
     *("watch", "new", "import", "list", "explain", "schema", "bench"),
     *("data list", "data get", "data prepare", "data check"),
-    *("fleet keys", "fleet join", "fleet approve", "fleet clean", "fleet log"),
+    *("fleet keys", "fleet join", "fleet approve", "fleet clean", "fleet log", "fleet status"),
     *("privacy plan", "privacy ledger"),
 ]
 """Those that open no run folder; and `watch`, which reads it as `report` does, and never ends."""

@@ -247,7 +247,7 @@ def status_command(
     home: Annotated[Path, Argument(help="The own folder of a server (KEYS/server), or of a site.")],
     as_json: arguments.Json = False,
 ) -> None:
-    """How the run of a server stands, site by site; or what a site was asked, and what left it."""
+    """How a run on sites stands, or what left a site."""
     _check_home(home)
     from fedlens.fleet import NODE_KEY
     from fedlens.fleet.status import FILE, Status
