@@ -6,7 +6,15 @@ import pytest
 import torch
 
 import fedlens as fl
-from fedlens.audit.reconstruction import Reconstruction, labels_in, reconstruct, similarity
+from fedlens.audit.reconstruction import (
+    CHANGED,
+    Reconstruction,
+    Training,
+    labels_in,
+    reconstruct,
+    reconstructions,
+    similarity,
+)
 from fedlens.setup import Setup, build
 
 
@@ -41,6 +49,31 @@ def test_an_upload_of_another_direction_gives_no_image():
     rough = setup_of(algorithm=["fedavg", {"name": "quantize", "bits": 2}])
     plain, hidden = (reconstruct(one, 0, 1, steps=200) for one in (made, rough))
     assert float(hidden.psnr) < float(plain.psnr) - 10
+
+
+@pytest.mark.parametrize(
+    ("training", "least", "most"),
+    [
+        (Training(), 30, 99),
+        (Training(steps=5), 30, 99),
+        (Training(clip=0.1), 30, 99),
+        (Training(clip=1.0, noise=0.1), 0, 15),
+    ],
+)
+def test_noise_hides_an_image_and_neither_a_clip_nor_more_steps_do(training, least, most):
+    """Whatever the experiment itself is: here it has noise, too."""
+    made = setup_of(privacy={"unit": "example", "noise": 1.0, "delta": 1e-4})
+    found = reconstruct(made, 0, 1, steps=400, training=training)
+    assert least < float(found.psnr) < most
+
+
+def test_one_thing_at_a_time_is_changed_and_no_more_images_are_sought_than_there_are(monkeypatch):
+    monkeypatch.setattr("fedlens.audit.reconstruction.STEPS", 2)
+    counted: list[tuple[int, int]] = []
+    made = setup_of(clients={"count": 1000})  # of six images each
+    found = reconstructions(made, 0, lambda done, total: counted.append((done, total)))
+    assert [one.training for one in found[2:]] == [one for one in CHANGED if one.examples <= 6]
+    assert counted[-1] == (2 * len(found), 2 * len(found))
 
 
 def test_labels_are_read_off_the_gradient_of_the_last_layer():

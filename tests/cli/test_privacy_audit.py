@@ -8,7 +8,8 @@ from tests.command_line import EXPERIMENT, only_line
 
 
 @pytest.fixture
-def file(tmp_path):
+def file(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedlens.audit.reconstruction.STEPS", 20)
     path = tmp_path / "experiment.toml"
     path.write_text(EXPERIMENT)
     return path
@@ -21,10 +22,22 @@ def test_an_audit_has_a_page_and_numbers(fedlens, file, tmp_path):
     found = json.loads(done.out)
     assert found["membership"]["shadows"] == 4
     assert 0.4 < found["membership"]["area"] < 0.6
-    assert [one["examples"] for one in found["reconstruction"]] == [1, 4]
+    own, changed = (
+        [one for one in found["reconstruction"] if (one["training"] is None) == own]
+        for own in (True, False)
+    )
+    assert [one["examples"] for one in own] == [1, 4]
+    for key in ("examples", "steps", "clip", "noise"):
+        assert len({one["training"][key] for one in changed}) > 2
     page = (out / "report.html").read_text()
-    for words in ("Members found against false alarms", "By client", "does not mean that there is"):
+    for words in (
+        "Members found against false alarms",
+        "By client",
+        "What hides images",
+        "does not mean that there is",
+    ):
         assert words in page
+    assert "without [privacy]" not in page
     again = fedlens("privacy", "audit", file, "--shadows", 4, "--out", out)
     assert again.status == 2
     assert only_line(again.err, "--overwrite")
@@ -36,7 +49,14 @@ def test_a_claim_stands_beside_what_was_measured(fedlens, file, tmp_path):
     done = fedlens("privacy", "audit", file, *words)
     assert (done.status, done.err) == (0, "")
     assert "claim       ε of one client: claimed 4.00, measured at least 0.00" in done.out
-    assert "Does the claim hold?" in (tmp_path / "audit" / "report.html").read_text()
+    assert "without     [privacy]:" in done.out
+    page = (tmp_path / "audit" / "report.html").read_text()
+    for expected in (
+        "Does the claim hold?",
+        "the same without [privacy]",
+        "hides no upload from it",
+    ):
+        assert expected in page
 
 
 def test_the_claim_for_an_example_is_measured_by_canaries_among_them(fedlens, file, tmp_path):
@@ -56,6 +76,7 @@ def test_the_claim_for_an_example_is_measured_by_canaries_among_them(fedlens, fi
         (["--shadows", 3], "4 or more"),
         (["--client", 70], "client is 70"),
         (["clients.count=0"], "count"),
+        (["privacy.noise=1.0", "privacy.noise_cohort=10", "privacy.delta=1e-3"], "noise_cohort"),
         (["rounds=0"], "rounds"),
     ],
 )

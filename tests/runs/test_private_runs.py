@@ -66,6 +66,11 @@ def test_several_private_runs_are_drawn_by_accuracy_over_epsilon(tmp_path):
     assert "Accuracy by ε" in page
 
 
+def test_a_mechanism_with_options_is_named(tmp_path):
+    fl.run(experiment({"mechanism": {"name": "banded", "bands": 2}}, rounds=2), tmp_path / "run")
+    assert "(banded noise, cyclic sampling" in report([tmp_path / "run"]).read_text()
+
+
 def test_a_run_resumed_counts_each_round_once(tmp_path):
     ledger = tmp_path / "ledger.jsonl"
     described = experiment({"ledger": str(ledger)}, rounds=3)

@@ -95,10 +95,7 @@ def audit(setup: Setup, shadows: int, tell: Callable[[int, int], None] | None = 
     `tell` is called after each of their rounds with the rounds of all so far, and the total.
     """
     federation, experiment = setup.federation, setup.experiment
-    check_shadows(shadows)
-    if not isinstance(federation.split, Fixed):
-        raise ValueError("its clients have new data in every round: nobody is in or out of a run")
-    everyone = federation.split.everyone
+    everyone = check(setup, shadows)
     member = coins(len(everyone.index), shadows, experiment.seed)
     done = count(1)
 
@@ -134,9 +131,14 @@ def audit(setup: Setup, shadows: int, tell: Callable[[int, int], None] | None = 
     )
 
 
-def check_shadows(count: int) -> None:
-    if count < 4:
-        raise ValueError(f"shadows is {count}: choose 4 or more")
+def check(setup: Setup, shadows: int) -> Holdings:
+    """Who holds what; a ValueError if that, or the number of shadow runs, allows no attack."""
+    if shadows < 4:
+        raise ValueError(f"shadows is {shadows}: choose 4 or more")
+    split = setup.federation.split
+    if not isinstance(split, Fixed):
+        raise ValueError("its clients have new data in every round: nobody is in or out of a run")
+    return split.everyone
 
 
 def coins(examples: int, shadows: int, seed: int) -> Array:  # [G, n] bool

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from fedlens.audit.canaries import Measured
 from fedlens.audit.membership import Membership, Roc
-from fedlens.audit.reconstruction import Reconstruction
+from fedlens.audit.reconstruction import Reconstruction, Training
 from fedlens.report.blocks import Block, Curves, Facts, Line, Samples, Table, Text
+from fedlens.report.numbers import NONE
 
 ALARMS = 0.001, 0.01  # shares of false alarms at which an attack is judged
 DELTA = 1e-5
@@ -20,6 +22,12 @@ CANARIES = {
     "client": "{} clients sent a known direction, or zeros, in place of an update",
     "example": "{} known gradients, as long as the clip, were among the examples of the client "
     "that spends most, or were not",
+}
+HEADER = "best PSNR, dB", "mean SSIM", "labels found"
+SEEN = {
+    None: "",
+    "client": ", and it adds the noise itself: privacy of clients hides no upload from it",
+    "example": ", and the client's noise is in what it gets",
 }
 NOTHING = "That these attacks found nothing does not mean that there is nothing to find."
 
@@ -42,6 +50,7 @@ def rebuilt(found: Sequence[Reconstruction]) -> list[dict[str, Any]]:
     """The numbers of each reconstruction, for JSON."""
     return [
         {
+            "training": None if one.training is None else asdict(one.training),
             "examples": len(one.labels),
             "psnr": one.psnr.tolist(),
             "ssim": one.ssim.tolist(),
@@ -63,74 +72,69 @@ def blocks(
     found: Sequence[Reconstruction],
     classes: Sequence[str],
     claim: Measured | None,
+    bare: Membership | None = None,
 ) -> list[Block]:
-    """The page's blocks, most important first."""
-    roc, plain = membership.roc(), membership.roc(plain=True)
-    of_images = [
-        Table(
-            title="Images from one client's upload",
-            caption=f"From a signal-to-noise ratio (PSNR) of about {RECOGNISED:g} dB on, or a "
-            "structural similarity (SSIM) near 1, an image is recognised at once; outlines show "
-            "long before. The attacker is the server, in the first round.",
-            header=["images that the client has", "best PSNR, dB", "mean SSIM", "labels found"],
-            rows=[
-                [
-                    len(one.labels),
-                    round(float(one.psnr.max()), 1),
-                    round(float(one.ssim.mean()), 3),
-                    f"{one.right_labels} of {len(one.labels)}",
-                ]
-                for one in found
-            ],
-        ),
-        Samples(
-            title="Originals, and what came back",
-            caption="Of each pair of rows the second was computed from the client's upload alone.",
-            rows=[
-                (f"of {len(one.labels)}: {what}", [_pixels(image) for image in images[:8]])
-                for one in found
-                for what, images in (("originals", one.originals), ("found", one.found))
+    """The page's blocks, most important first. `bare` is of the same runs without [privacy]."""
+    return [
+        *([] if claim is None else [_of_claim(claim)]),
+        *_of_members(membership, bare, classes),
+        *(_of_images(found, None if claim is None else claim.unit) if found else ()),
+        Text(
+            title="What this does not say",
+            paragraphs=[
+                f"{NOTHING} A stronger attacker, with more shadow runs, with every model of the "
+                "run, or with data of its own, may find more. Only a guarantee of differential "
+                "privacy bounds all attackers, of its unit and with its ε.",
             ],
         ),
     ]
-    of_claim = (
-        []
-        if claim is None
-        else [
-            Facts(
-                title="Does the claim hold?",
-                caption=f"{CANARIES[claim.unit].format(claim.canaries)}; of {claim.guesses} "
-                f"guesses which it was, {claim.right} were right. What was measured is a bound of "
-                "this attack, with 95% confidence.",
-                facts={f"ε of one {claim.unit}": verdict(claim)},
-            )
-        ]
+
+
+def _of_claim(claim: Measured) -> Block:
+    return Facts(
+        title="Does the claim hold?",
+        caption=f"{CANARIES[claim.unit].format(claim.canaries)}; of {claim.guesses} guesses which "
+        f"it was, {claim.right} were right. What was measured is a bound of this attack, with 95% "
+        "confidence.",
+        facts={f"ε of one {claim.unit}": verdict(claim)},
     )
+
+
+def _of_members(
+    membership: Membership, bare: Membership | None, classes: Sequence[str]
+) -> list[Block]:
+    roc = membership.roc()
+    lines = [
+        _curve("with shadow runs", roc),
+        _curve("without shadow runs", membership.roc(plain=True)),
+        Line("by chance", POINTS.tolist(), POINTS.tolist(), style="dotted"),
+    ]
+    facts = {
+        "found at 0.1% false alarms": f"{100 * roc.true_at(0.001):.2f}%",
+        "found at 1% false alarms": f"{100 * roc.true_at(0.01):.2f}%",
+        "area, 0.5 by chance": f"{roc.area:.3f}",
+        "ε of an example, at least": f"{membership.bound(DELTA):.2f}",
+        "shadow runs": f"{len(membership.member)}",
+        "examples": f"{len(membership.labels):,}",
+    }
+    if bare is not None:
+        alone = bare.roc()
+        lines.insert(1, _curve("the same without [privacy]", alone))
+        facts["area, without [privacy]"] = f"{alone.area:.3f}"
     return [
-        *of_claim,
         Facts(
             title="Who was in the training data?",
-            caption="The bound of ε holds with 95% confidence, for δ = 1e-5 (Steinke et al., 2023)."
-            " A run that claims a smaller ε is not as private as it claims.",
-            facts={
-                "found at 0.1% false alarms": f"{100 * roc.true_at(0.001):.2f}%",
-                "found at 1% false alarms": f"{100 * roc.true_at(0.01):.2f}%",
-                "area, 0.5 by chance": f"{roc.area:.3f}",
-                "ε of an example, at least": f"{membership.bound(DELTA):.2f}",
-                "shadow runs": f"{len(membership.member)}",
-                "examples": f"{len(membership.labels):,}",
-            },
+            caption="Each shadow run has half of the examples, so one that protects examples draws "
+            "each of them more often. The bound of ε is of these runs, with 95% confidence, for "
+            "δ = 1e-5 (Steinke et al., 2023).",
+            facts=facts,
         ),
         Curves(
             title="Members found against false alarms",
             caption="The attack has the model's confidence in an example's label. With shadow runs "
             "it knows how confident such a model is if it was trained on the example, and if not. "
             f"{NOTHING}",
-            lines=[
-                _curve("with shadow runs", roc),
-                _curve("without", plain),
-                Line("by chance", POINTS.tolist(), POINTS.tolist(), style="dotted"),
-            ],
+            lines=lines,
             x_label="share of false alarms",
             y_label="share of members found",
             log_x=True,
@@ -150,16 +154,72 @@ def blocks(
             rows=_rows(membership, membership.clients),
             folded=True,
         ),
-        *(of_images if found else ()),
-        Text(
-            title="What this does not say",
-            paragraphs=[
-                f"{NOTHING} A stronger attacker, with more shadow runs, with every model of the "
-                "run, or with data of its own, may find more. Only a guarantee of differential "
-                "privacy bounds all attackers, of its unit and with its ε.",
+    ]
+
+
+def _of_images(found: Sequence[Reconstruction], unit: str | None) -> list[Block]:
+    own = [one for one in found if one.training is None]
+    changed = [(one, one.training) for one in found if one.training is not None]
+    return [
+        Table(
+            title="Images from one client's upload",
+            caption=f"From a signal-to-noise ratio (PSNR) of about {RECOGNISED:g} dB on, or a "
+            "structural similarity (SSIM) near 1, an image is recognised at once; outlines show "
+            f"long before. The attacker is the server, in the first round{SEEN[unit]}.",
+            header=["images", *HEADER],
+            rows=[[len(one.labels), *_numbers(one)] for one in own],
+        ),
+        Samples(
+            title="Originals, and what came back",
+            caption="Of each pair of rows the second was computed from the client's upload alone.",
+            rows=[
+                (f"of {len(one.labels)}: {what}", [_pixels(image) for image in images[:8]])
+                for one in own
+                for what, images in (("originals", one.originals), ("found", one.found))
+            ],
+        ),
+        Table(
+            title="What hides images",
+            caption="The same client and model, but other training: one thing at a time is changed "
+            "in a step of plain SGD on one image. Clip and noise are those of DP-SGD "
+            '(unit = "example").',
+            header=["images", "steps", "clip", "noise", *HEADER],
+            rows=[
+                [
+                    how.examples,
+                    how.steps,
+                    NONE if how.clip is None else f"{how.clip:g}",
+                    f"{how.noise:g}",
+                    *_numbers(one),
+                ]
+                for one, how in changed
+            ],
+        ),
+        Samples(
+            title="What came back with other training",
+            caption="In the order of the table: up to eight images of each upload.",
+            rows=[
+                (_name(how), [_pixels(image) for image in one.found[:8]]) for one, how in changed
             ],
         ),
     ]
+
+
+def _numbers(one: Reconstruction) -> list[str]:
+    return [
+        f"{float(one.psnr.max()):.1f}",
+        f"{float(one.ssim.mean()):.3f}",
+        f"{one.right_labels} of {len(one.labels)}",
+    ]
+
+
+def _name(how: Training) -> str:
+    """What is changed."""
+    if how.noise:
+        return f"noise {how.noise:g}"
+    if how.clip is not None:
+        return f"clip {how.clip:g}"
+    return f"{how.steps} steps" if how.steps > 1 else f"of {how.examples}"
 
 
 def _curve(name: str, roc: Roc) -> Line:

@@ -8,6 +8,9 @@ client's examples, so it looks for images x whose gradient has the direction of 
 
 Before, it reads the labels off the last layer: the gradient of output c's bias is the mean over the
 client's examples of p_c - [y = c] (Zhao et al., 2020).
+
+What hides images is shown by uploads of a client that trains with plain SGD, or DP-SGD, in which
+one thing at a time is changed: how many images and steps, the clip, the noise.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
+from fedlens.algorithm import Algorithm
+from fedlens.algorithm.dp_sgd import protect_examples
+from fedlens.algorithm.pieces import Objective, Sgd, Steps
 from fedlens.core import Facts, Tree, keys
 from fedlens.core.federation import Holdings
 from fedlens.core.trees import map_tensors
@@ -36,6 +42,33 @@ WINDOW = 7  # pixels, of the structural similarity
 SIZES = 1, 4  # images of the client whose upload is attacked
 STEPS = 400  # of the search
 RATE = 0.1  # of Adam, on pixels from 0 to 1
+LR = 0.1  # of a client whose training is changed
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a client trains whose upload is attacked: on all its images in each step."""
+
+    examples: int = 1
+    steps: int = 1
+    clip: float | None = None  # of each example's gradient; None: as plain SGD
+    noise: float = 0.0  # on their sum, in clips
+
+    def algorithm(self, setup: Setup) -> Algorithm:
+        plain = Algorithm(
+            draw=Steps(self.examples, self.steps, self.steps, "steps"),
+            objective=Objective(setup.program.algorithm.objective.loss),
+            solve=Sgd(LR),
+        )
+        return plain if self.clip is None else protect_examples(plain, self.clip, self.noise)
+
+
+CHANGED = (
+    *(Training(examples=n) for n in (1, 4, 16)),
+    *(Training(steps=n) for n in (5, 20)),
+    *(Training(examples=4, clip=clip) for clip in (1.0, 0.1)),
+    *(Training(clip=1.0, noise=noise) for noise in (0.001, 0.01, 0.1, 1.0)),
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +80,7 @@ class Reconstruction:
     labels: Tensor  # [n]
     found_labels: Tensor  # [n] in the order of `found`
     cosine: float  # between the gradient of what was found and what was sent
+    training: Training | None = None  # None: that of the experiment
 
     @property
     def psnr(self) -> Tensor:  # [n] decibels
@@ -68,14 +102,17 @@ class Reconstruction:
 def reconstructions(
     setup: Setup, client: int, tell: Callable[[int, int], None] | None = None
 ) -> list[Reconstruction]:
-    """Attack uploads of a client with few examples; `tell` is called with the steps so far."""
-    sizes, step = [n for n in SIZES if n <= max(len(_held(setup, client)), 1)], count(1)
+    """Attack uploads of a client with few examples, which trains as in the experiment, and then in
+    other ways; `tell` is called with the steps so far."""
+    most, step = max(len(_held(setup, client)), 1), count(1)
+    tried: list[tuple[int, Training | None]] = [(size, None) for size in SIZES]
+    tried = [one for one in [*tried, *((one.examples, one) for one in CHANGED)] if one[0] <= most]
 
     def told() -> None:
         if tell is not None:
-            tell(next(step), len(sizes) * STEPS)
+            tell(next(step), len(tried) * STEPS)
 
-    return [reconstruct(setup, client, size, told=told) for size in sizes]
+    return [reconstruct(setup, client, size, STEPS, told=told, training=how) for size, how in tried]
 
 
 def reconstruct(
@@ -85,8 +122,12 @@ def reconstruct(
     steps: int = STEPS,
     smoothness: float = 1e-3,
     told: Callable[[], None] = lambda: None,
+    training: Training | None = None,
 ) -> Reconstruction:
-    """Attack the upload of a client that holds only its first few examples, in the first round."""
+    """Attack the upload of a client that holds only its first few examples, in the first round.
+
+    It trains as in the experiment, or by `training`.
+    """
     federation, network = setup.federation, setup.network
     held = _held(setup, client)
     if not 1 <= examples <= len(held):
@@ -94,20 +135,28 @@ def reconstruct(
     if network.buffers:
         raise ValueError('the attack needs a model without batch norm: set norm = "group"')
     some = held[:examples]
-    sent = _update(setup, Holdings.of([some]))
+    program = setup.program
+    if training is not None:
+        program = replace(program, algorithm=training.algorithm(setup))
+    sent = _update(replace(setup, program=program), Holdings.of([some]))
     target = {name: -t for name, t in sent.items() if name in network.params}
     images = federation.examples.read(some).cpu()
     originals = images.float() / (1 if images.is_floating_point() else 255)
     labels = labels_in(network, target, examples, originals.shape[1:])
     found, cosine = _search(network, target, labels, originals.shape[1:], steps, smoothness, told)
     order = _matched(originals, found)
-    return Reconstruction(originals, found[order], federation.labels[some], labels[order], cosine)
+    real = federation.labels[some]
+    return Reconstruction(originals, found[order], real, labels[order], cosine, training)
+
+
+def check_client(setup: Setup, client: int) -> None:
+    if not 0 <= client < setup.federation.num_clients:
+        raise ValueError(f"client is {client}: choose 0 to {setup.federation.num_clients - 1}")
 
 
 def _held(setup: Setup, client: int) -> Tensor:  # [n]
     """The examples of a client in the first round."""
-    if not 0 <= client < setup.federation.num_clients:
-        raise ValueError(f"client is {client}: choose 0 to {setup.federation.num_clients - 1}")
+    check_client(setup, client)
     return setup.federation.holdings(0, torch.tensor([client])).index
 
 

@@ -150,7 +150,7 @@ def ledger_command(
     for one in found:
         print(
             f"{one['data']} ({one['digest'][:12]}): epsilon {rounded(one['epsilon'])} at delta "
-            f"{delta:g} for each {one['unit']}, by {one['rounds']:,} rounds of {one['runs']:,} runs"
+            f"{delta:g} for each {one['unit']}, by {one['rounds']:,} rounds, runs: {one['runs']:,}"
         )
     if not found:
         print("nothing is spent yet")
@@ -176,7 +176,7 @@ def audit_command(
     from fedlens.audit import membership
     from fedlens.audit.canaries import measure
     from fedlens.audit.page import blocks, measured, rebuilt, verdict
-    from fedlens.audit.reconstruction import reconstructions
+    from fedlens.audit.reconstruction import check_client, reconstructions
     from fedlens.report.page import render_page
     from fedlens.setup import build
 
@@ -184,33 +184,39 @@ def audit_command(
     if described.privacy is not None:  # what an audit trains is not published
         described = replace(described, privacy=replace(described.privacy, ledger=None))
     folder = out or Path("runs") / f"audit-{experiment.stem}"
-    membership.check_shadows(shadows)
     refuse_existing(folder / "report.html", overwrite=overwrite)
     setup = build(described, data)
+    membership.check(setup, shadows)
+    check_client(setup, client)
+    claim, bare = None, None
+    if described.privacy is not None:
+        with shown(not quiet, in_rounds, "canaries", described.rounds) as watch:
+            claim = measure(setup, watch)
     images = []
     if setup.network.buffers:
         warn('no images are sought: the attack needs a model without batch norm (norm = "group")')
     else:
         with shown(not quiet, counted, "images from an upload") as bar:
             images = reconstructions(setup, client, bar)
-    claim = None
-    if described.privacy is not None:
-        with shown(not quiet, in_rounds, "canaries", described.rounds) as watch:
-            claim = measure(setup, watch)
     with shown(not quiet, counted, "rounds of shadow runs") as bar:
         found = membership.audit(setup, shadows, bar)
+    if described.privacy is not None:
+        plain = build(replace(described, privacy=None), data)
+        with shown(not quiet, counted, "the same without [privacy]") as bar:
+            bare = membership.audit(plain, shadows, bar)
     with once_written():
         page = render_page(
             f"Audit of {described.dataset.name}",
             f"{shadows} shadow runs of {described.rounds} rounds each",
-            blocks(found, images, setup.dataset.classes, claim),
+            blocks(found, images, setup.dataset.classes, claim, bare),
             folder,
         )
     numbers = measured(found)
     broken = claim is not None and not claim.holds
     if as_json:
         found_all = {"membership": numbers, "reconstruction": rebuilt(images), "page": str(page)}
-        print_json(found_all | ({} if claim is None else {"claim": asdict(claim)}))
+        found_all |= {} if claim is None else {"claim": asdict(claim)}
+        print_json(found_all | ({} if bare is None else {"without_privacy": measured(bare)}))
         raise typer.Exit(int(broken))
     if claim is not None:
         print(f"claim       ε of one {claim.unit}: {verdict(claim)}")
@@ -218,8 +224,14 @@ def audit_command(
         f"members     {100 * numbers['found_at_0.01']:.1f}% found at 1% false alarms, area "
         f"{numbers['area']:.3f} (by chance: 1% and 0.5)"
     )
+    if bare is not None:
+        without = measured(bare)
+        print(
+            f"without     [privacy]: {100 * without['found_at_0.01']:.1f}% found, area "
+            f"{without['area']:.3f}"
+        )
     print(f"epsilon     of an example: at least {numbers['epsilon_at_least']:.2f} (95%, δ 1e-5)")
-    for one in images:
+    for one in (image for image in images if image.training is None):
         print(
             f"images      of {len(one.labels)}: best {float(one.psnr.max()):.1f} dB, "
             f"{one.right_labels} of {len(one.labels)} labels"

@@ -28,7 +28,8 @@ def privacy_line(run: Run) -> str:
         return ""
     spent, delta, size = (number(told.get(key)) for key in ("epsilon", "delta", "clients"))
     shown = "without bound" if spent is None else f"at most {_shown(spent)}"
-    how = f"{told.get('mechanism')} noise" if isinstance(told.get("mechanism"), str) else "noise"
+    how = told.get("mechanism")
+    how = f"{how.get('name') if isinstance(how, dict) else how} noise"
     if told.get("unit") == "example":
         how += " at its client, so also against the server"
     how += f", {told.get('sampling')} sampling, {told.get('neighbouring')} neighbours"
