@@ -2,13 +2,18 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import by_fedlens
 import pytest
 
+import personal_rounds
 import recording
 import whole_runs
+from fedlens.config.experiment import Clients
 from fedlens.network.network import Network
+from fedlens.rounds import begin, run_round
+from fedlens.setup import build
 from tests.federations import ENGINES, FEW, noisy_images, small_cnn
 
 
@@ -71,3 +76,25 @@ def test_steps_that_are_no_whole_epochs_are_refused(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         recording.main()
     assert "--steps: choose multiples of 10" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", personal_rounds.METHODS)
+def test_the_loop_beside_personal_rounds_does_the_same_work(method, monkeypatch):
+    """On whole batches, in which the order of images plays no role."""
+    monkeypatch.setattr(personal_rounds, "BATCH", 10_000)
+    monkeypatch.setattr(personal_rounds, "LR", 0.05)
+    told = personal_rounds.experiment(method, "fashion-mnist-mini", "cpu")
+    clients = Clients(count=4, holdout=0.9, partition="iid")
+    setup = build(replace(told, engine="sequential", clients=clients))
+    state = begin(setup.network, setup.program, setup.federation, setup.device)
+    for _ in range(2):
+        state, _ = run_round(setup.program, setup.federation, setup.engine, state, 0)
+    one_round, server, owns = personal_rounds.by_hand(method, setup)
+    for _ in range(2):
+        one_round()
+    own = setup.program.algorithm.model_of(state.params, state.clients.rows.get(3, {}))
+    start = setup.network.params
+    for module, model in [(server, state.params), (owns[3], own)]:
+        for name, p in module.named_parameters():
+            away, apart = model[name] - start[name], p.detach() - model[name]
+            assert apart.norm() <= 1e-3 * away.norm(), name

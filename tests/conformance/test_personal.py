@@ -97,6 +97,19 @@ def test_ditto_with_lambda_one_over_lr_is_one_step_from_the_servers_model():
         close(row["own"]["w"], before.params["w"] - 0.1 * slope)
 
 
+def test_a_second_model_that_is_held_ever_harder_becomes_the_one_that_fedavg_sends():
+    """With lambda = 1 / lr as lambda grows: what is left is a step of length lr."""
+    problem, apart = some(4), []
+    for lam in (1e2, 1e4, 1e6):
+        *_, (before, _), (state, _) = follow(
+            compose(plain(4, 1 / lam, epochs=3), ditto(lam)), problem, 3
+        )
+        server = before.params["w"]
+        rows = state.clients.rows.values()
+        apart.append(max(float((row["own"]["w"] - server).norm()) for row in rows))
+    assert apart[1] < apart[0] / 50 and apart[2] < apart[1] / 50
+
+
 def test_ditto_is_the_papers_algorithm():
     problem, lam, lr = some(4), 0.8, 0.1
     v = problem.start.expand(4, -1)
