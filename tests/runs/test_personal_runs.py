@@ -9,8 +9,9 @@ import pytest
 import fedlens as fl
 from fedlens.report.blocks import Curves
 from fedlens.report.cautions import _of_clients
+from fedlens.report.pairs import Score
 from fedlens.report.personal import COMPARED, HEADER, personal_rows
-from fedlens.report.runs import run_blocks
+from fedlens.report.runs import headline, run_blocks
 from fedlens.report.tables import rows as rows_of
 from fedlens.runs.records import read
 from tests.toys import toy
@@ -144,6 +145,23 @@ def test_the_page_and_the_terminal_say_whether_it_was_worth_it(tmp_path):
         assert line.y == [found[key][client] for key in keys]
     fl.run(described("fedavg"), tmp_path / "plain")
     assert not personal_rows(read(tmp_path / "plain"))
+
+
+def test_personal_runs_are_told_and_compared_by_clients_own_models_after_the_last_round(tmp_path):
+    ends = {}
+    for name in ("fine-tune", "fedavg"):
+        final = fl.run(described(name, baselines=False), tmp_path / name).final
+        ends[name] = final.get("personal_accuracy", final["client_accuracy_mean"])
+    runs = [read(tmp_path / name) for name in ends]
+    page = {block.title: block for block in run_blocks(runs[:1])}
+    assert f"{100 * ends['fine-tune']:.1f}% accuracy with clients' own models" in headline(runs[:1])
+    curve = page["Test accuracy"]
+    assert isinstance(curve, Curves) and curve.lines[0].ring is None and "best" not in str(curve)
+    score = Score.of(runs, "test", None)
+    assert [score(run) for run in runs] == pytest.approx([*ends.values()])
+    with pytest.raises(ValueError, match="last"):
+        Score.of(runs, "test", 2)
+    assert Score.of(runs[1:], "test", None).metric == "test_accuracy"
 
 
 def with_unseen(algorithm, **evaluate):

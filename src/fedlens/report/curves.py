@@ -43,7 +43,9 @@ def _curves(groups: Sequence[Group], measure: str, part: str) -> Iterator[Curves
     main = part if part in parts else parts[0]
     percent = measure == "accuracy"
     styles: dict[Style, str] = {"solid": PART_NAMES[main]}
-    lines = [_annotated(one, names[main], percent) for one in groups]
+    # Test images that chose a round cannot tell how good a personal run is.
+    ringed = main != "test" or not any(run.is_personal for run in runs)
+    lines = [_annotated(one, names[main], percent, ringed) for one in groups]
     for other in parts:
         if other != main:
             style: Style = STYLES[other] if STYLES[other] != "solid" else "dashed"
@@ -53,7 +55,8 @@ def _curves(groups: Sequence[Group], measure: str, part: str) -> Iterator[Curves
     others = " and ".join(PART_NAMES[other] for other in parts if other != main)
     caption = f"{measure.capitalize()} on the {PART_NAMES[main]} examples, round by round."
     caption += f" Broken lines: {others} {measure}." if others else ""
-    caption += " Rings mark the best round."
+    caption += " Rings mark the best round." * ringed
+    caption += " It is that of the server's one model." * (not ringed)
     if any(line.low for line in lines):
         caption += " Lines are means over seeds, bands ± one standard deviation."
     if len(groups) > MANY:
@@ -112,9 +115,9 @@ def _recorded(groups: Sequence[Group]) -> list[str]:
     return list(dict.fromkeys(key for row in rows for key in row if is_number(row[key])))
 
 
-def _annotated(one: Group, metric: str, percent: bool) -> Line:
+def _annotated(one: Group, metric: str, percent: bool, ringed: bool = True) -> Line:
     """A group's curve with its best round, and the status of runs that did not finish."""
-    line, best = curve(one, metric), best_round(one, metric)
+    line, best = curve(one, metric), best_round(one, metric) if ringed else None
     words = []
     if best is not None:
         words = [f"best {format_number(best[1], percent)} (round {format_place(best[0])})"]

@@ -24,6 +24,7 @@ from fedlens.runs.records import PART_NAMES, Run
 
 SURE = 0.05  # a difference with a p-value below this is significant
 CONFIDENCE = 0.95
+OWN = "client_accuracy_mean"  # of clients' own models, or of the one model, on clients' own tests
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,9 @@ class Score:
     """By what runs are compared: the mean of their last evaluations, so not by one that is noisy.
 
     By default these are the last fifth of the evaluations that every run has, 10 at most: late
-    enough for models that learn no more, and enough of them to average out ups and downs.
+    enough for models that learn no more, and enough of them to average out ups and downs. If a run
+    has clients with models of their own, what counts is the accuracy of these on the clients' own
+    test images after the last round, beside that of the one model of other runs.
     """
 
     metric: str
@@ -154,6 +157,10 @@ class Score:
     @classmethod
     def of(cls, runs: Sequence[Run], part: str, last: int | None) -> Score:
         metric = f"{part}_accuracy"
+        if any(run.is_personal for run in runs) and all(run.final(OWN) is not None for run in runs):
+            if last not in (None, 1):
+                raise ValueError(f"last is {last}, but own models count after the last round: 1")
+            return cls(OWN, 1, "final accuracy on clients' own test images")
         fewest = min(len(_values(run, metric)) for run in runs)
         if last is not None and not 1 <= last <= max(fewest, 1):
             raise ValueError(
@@ -167,6 +174,8 @@ class Score:
         return cls(metric, last, words)
 
     def __call__(self, run: Run) -> float | None:
+        if self.metric == OWN and run.is_personal:
+            return run.final("personal_accuracy")
         values = _values(run, self.metric)[-self.last :]
         return fmean(values) if len(values) > 1 else run.final(self.metric)
 

@@ -119,20 +119,23 @@ def _each_in_its_colour(blocks: Sequence[Block], groups: Sequence[Group]) -> Ite
 def headline(runs: Sequence[Run]) -> str:
     """The results in a sentence or two, the best first."""
     part, groups = primary_part(runs), group(runs)
-    metric = f"{part}_accuracy"
+    personal = all(run.is_personal for run in runs)
+    metric = "personal_accuracy" if personal else f"{part}_accuracy"
+    what = "accuracy" if personal else f"{PART_NAMES[part]} accuracy"
     scored = [(one, values) for one in groups if (values := one.finals(metric))]
     scored.sort(key=lambda pair: (not pair[0].is_sound, -fmean(pair[1])))
     silent = [one for one in groups if not one.finals(metric)]
     sentences = []
     if scored:
         (first, values), *others = scored if len(scored) <= NAMED + 1 else scored[:NAMED]
-        over, ends = "", final_interval(runs[0], part)
+        over, ends = "", None if personal else final_interval(runs[0], part)
         if len(values) > 1:
             over = f" (mean of {len(values)} seeds)"
         elif len(runs) == 1 and ends is not None:
             low, high = (format_number(end, True) for end in ends)
             over = f" (95% interval {low} to {high})"
-        reached = f"{mean_and_std(values, percent=True)} {PART_NAMES[part]} accuracy"
+        reached = f"{mean_and_std(values, percent=True)} {what}"
+        reached += " with clients' own models, on average over clients," * personal
         words = [f"{first.name} reached {reached}{over} {_end(first)}"]
         for one, values in others:
             same = "" if _end(one) == _end(first) else f" {_end(one)}"

@@ -72,7 +72,7 @@ def decimal(value: float | None, digits: int = 3) -> str:
 
 def _best(run: Run, part: str) -> str:
     best = run.best(f"{part}_accuracy")
-    if part == "test" and run.final("personal_accuracy") is not None:
+    if part == "test" and run.is_personal:
         return NONE  # chosen by the images of the comparison
     return f"{format_number(best[0], True)} ({best[1]})" if best else NONE
 

@@ -83,6 +83,11 @@ class Run:
         values = self.curve(metric)[1]
         return number(values[-1]) if values else None
 
+    @property
+    def is_personal(self) -> bool:
+        """Whether clients' own models were measured at the end."""
+        return self.final("personal_accuracy") is not None
+
     def best(self, metric: str) -> tuple[float, int] | None:
         """The best value and its round, the first of equals."""
         saved = _table(_table(self.summary, "best"), metric)
