@@ -41,7 +41,9 @@ LR, BATCH, LAMBDA, HEAD = 0.005, 10, 0.1, "fc2."
 
 
 def experiment(method: str, dataset: str, device: str) -> Experiment:
-    options = {"ditto": {"lambda": LAMBDA}, "fedrep": {"head_epochs": 1}}.get(method, {})
+    options: dict[str, Any] = {"ditto": {"lambda": LAMBDA}, "fedrep": {"head_epochs": 1}}.get(
+        method, {}
+    )
     return Experiment(
         dataset=dataset,
         model=Named("mcmahan-cnn", {"geometry": "valid"}),
