@@ -36,14 +36,15 @@ from fedlens.runs.manifest import machine
 from fedlens.setup import Setup, build
 from fedlens.setup.network import untrained
 
-METHODS = ("fedavg", "fedrep", "ditto")
 LR, BATCH, LAMBDA, HEAD = 0.005, 10, 0.1, "fc2."
+METHODS: dict[str, dict[str, Any]] = {  # and their options
+    "fedavg": {},
+    "fedrep": {"head_epochs": 1},
+    "ditto": {"lambda": LAMBDA},
+}
 
 
 def experiment(method: str, dataset: str, device: str) -> Experiment:
-    options: dict[str, Any] = {"ditto": {"lambda": LAMBDA}, "fedrep": {"head_epochs": 1}}.get(
-        method, {}
-    )
     return Experiment(
         dataset=dataset,
         model=Named("mcmahan-cnn", {"geometry": "valid"}),
@@ -57,7 +58,7 @@ def experiment(method: str, dataset: str, device: str) -> Experiment:
         ),
         local=LocalTraining(batch_size=BATCH, lr=LR),
         evaluate=Evaluate(on=(), baselines=False),
-        algorithm=Named(method, options),
+        algorithm=Named(method, METHODS[method]),
     )
 
 
@@ -164,7 +165,7 @@ def measure(method: str, setup: Setup, arguments: argparse.Namespace) -> dict[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--methods", nargs="*", choices=METHODS, default=METHODS)
+    parser.add_argument("--methods", nargs="*", choices=METHODS, default=[*METHODS])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)

@@ -19,6 +19,7 @@ from fedlens.algorithm import same
 from fedlens.config.consent import approve
 from fedlens.config.experiment import Experiment, expect_experiment
 from fedlens.config.names import EngineName, own_names
+from fedlens.core.trees import tensors_in
 from fedlens.data import statistics
 from fedlens.data.partitions import natural_column
 from fedlens.evaluation.evaluate import Twin
@@ -41,7 +42,7 @@ from fedlens.runs.spending import Spending
 from fedlens.runs.twin import trained
 from fedlens.setup import Setup, build
 from fedlens.setup.algorithm import make_algorithm
-from fedlens.storage import run_files
+from fedlens.storage import free_memory, run_files
 
 logger = logging.getLogger(__name__)
 
@@ -223,12 +224,14 @@ def _shapes(state: State) -> dict[str, torch.Size]:
     return {name: t.shape for name, t in (state.params | state.buffers).items()}
 
 
+MODELS = 4  # as large as the model is what a client remembers, at the most
 MOST_NAMED = 5  # clients or classes in one line
 
 
 def say_beforehand(setups: Iterable[Setup]) -> None:
     """Log the warnings of all runs, one line each and equal lines once."""
     about = (
+        _remembered,
         _unmeasured,
         _untested,
         _tested_alone,
@@ -239,6 +242,26 @@ def say_beforehand(setups: Iterable[Setup]) -> None:
     lines = [say(setup) for setup in setups for say in about]
     for line in dict.fromkeys(filter(None, lines)):
         logger.warning("%s", line)
+
+
+def _remembered(setup: Setup) -> str:
+    """A warning if all that clients come to remember takes more memory than is free."""
+    experiment, network, free = setup.experiment, setup.network, free_memory.available()
+    many = min(setup.federation.num_clients, experiment.rounds * experiment.clients.cohort)
+    model = sum(t.nbytes for t in (*network.params.values(), *network.buffers.values()))
+    if setup.engine.reporting is not None or many * MODELS * model <= free:
+        return ""
+    state = begin(network, setup.program, setup.federation, setup.device)
+    first = setup.program.memory(state.params, state.buffers, state.told)
+    each = sum(t.nbytes for t in tensors_in(first))
+    if many * each <= free:
+        return ""
+    words = free_memory.in_words
+    return (
+        f"{many:,} clients come to remember {words(each)} each, {words(many * each)} in all, and "
+        f"{words(free)} of memory are free: take fewer clients or rounds, or one with less to "
+        "remember, as fedper in place of ditto"
+    )
 
 
 def _unmeasured(setup: Setup) -> str:
