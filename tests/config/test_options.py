@@ -10,12 +10,12 @@ from torch import Tensor
 
 from fedlens.config.consent import importable
 from fedlens.config.options import (
+    ByName,
     Given,
     Named,
     call,
     check,
     did_you_mean,
-    find,
     options_of,
     resolve,
 )
@@ -36,6 +36,9 @@ def paint(
     size: int | None = None,
 ) -> tuple[Any, ...]:
     return wall, colour, coats, lambda_, parts, size
+
+
+TOOLS = ByName("tool", "tests.config", {"paint": "test_options"})
 
 
 def test_only_keyword_parameters_are_options():
@@ -183,8 +186,8 @@ def test_a_near_miss_is_told_the_name_and_a_wild_guess_the_choice():
 
 
 def test_a_function_is_found_by_name_or_by_import_path():
-    assert find({"paint": paint}, "paint", "tool") is paint
-    assert find({}, f"{__name__}:paint", "tool") is paint
+    assert TOOLS.find("paint") is paint
+    assert TOOLS.find(f"{__name__}:paint") is paint
 
 
 @pytest.mark.parametrize(
@@ -200,7 +203,7 @@ def test_a_function_is_found_by_name_or_by_import_path():
 )
 def test_a_name_that_leads_nowhere_is_refused(name, message):
     with pytest.raises(ValueError) as refused:
-        find({"paint": paint}, name, "tool")
+        TOOLS.find(name)
     assert str(refused.value).startswith(message)
     assert "\n" not in str(refused.value)
 
@@ -217,7 +220,7 @@ def test_a_name_that_leads_nowhere_is_refused(name, message):
 def test_a_module_that_does_not_import_is_the_users_mistake(tmp_path, content, why):
     (tmp_path / "brokenmodule.py").write_text(f"{content}\n\ndef f(): ...\n")
     with importable(tmp_path), pytest.raises(ValueError, match="imported") as refused:
-        find({}, "brokenmodule:f", "model")
+        TOOLS.find("brokenmodule:f")
     assert str(refused.value).endswith(f"{why}: fix it there")
     assert "\n" not in str(refused.value)
 

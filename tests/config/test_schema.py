@@ -199,7 +199,7 @@ def test_of_every_option_something_is_said(place):
         ("dataset.sizes", "unknown key 'dataset.sizes': did you mean dataset.size?"),
         ("dataset.xyz", "unknown key 'dataset.xyz': choose one of fashion-mnist-mini, "),
         ("fedprox.nu", "algorithm 'fedprox' has no option 'nu': choose one of inexactness, mu"),
-        ("hsu2020/table", "unknown key 'hsu2020/table': did you mean 'hsu2020/table"),
+        ("hsu2020/table", "unknown key 'hsu2020/table': did you mean hsu2020/table"),
     ],
 )
 def test_an_option_that_is_not_there_is_told_in_one_line_with_the_nearest(fedlens, key, line):

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import fedlens as fl
+from fedlens.config.names import PARTITIONS
 from fedlens.core.federation import Examples, Holdings
-from fedlens.data.partitions import PARTITIONS
 from fedlens.data.partitions.altered import Altered, _blurred, _turned
+from fedlens.data.partitions.dealing import dealt
 from fedlens.setup import build, partition
 
 
@@ -23,7 +24,7 @@ def examples(num: int = 600, side: int = 8, dtype: torch.dtype = torch.uint8) ->
 
 
 def altered(name: str, given: Examples, num_clients: int | None, **options: Any) -> Altered:
-    made = PARTITIONS[name](given, 10, num_clients, np.random.default_rng(0), **options)
+    made = dealt(name, options, given, 10, num_clients, np.random.default_rng(0))
     assert isinstance(made, Altered)
     return made
 
@@ -123,8 +124,8 @@ def test_clients_train_on_what_they_see_and_are_judged_on_what_is_true() -> None
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("noisy-labels", {"low": 0.6, "high": 0.5}, "low is 0.6 and high 0.5: choose 0 <= low"),
-        ("noisy-labels", {"high": 1.5}, "low is 0.0 and high 1.5: choose 0 <= low"),
+        ("noisy-labels", {"low": 0.6, "high": 0.5}, "low is 0.6 and high 0.5: choose"),
+        ("noisy-labels", {"high": 1.5}, "high is 1.5: choose 0 to 1"),
         ("noisy-labels", {"of": {"alpha": 3}}, "give the name of a partition, or a table with"),
         ("noisy-labels", {"of": "iidd"}, "unknown partition 'iidd': did you mean 'iid'?"),
         ("shifted", {"of": {"name": "shards", "per": 1}}, "no option 'per'"),

@@ -12,8 +12,8 @@ import torch
 import fedlens as fl
 from fedlens.algorithms.fedir import TellLabels
 from fedlens.core.federation import AT_ONCE, Examples, Federation
-from fedlens.data.partitions import PARTITIONS
 from fedlens.data.partitions.by_draw import Drawn, Fresh
+from fedlens.data.partitions.dealing import dealt
 from fedlens.setup import build, partition
 from fedlens.setup.devices import demand_memory
 
@@ -31,7 +31,7 @@ def described(train: Examples, **clients: Any) -> fl.Experiment:
 
 
 def split(name: str, given: Examples, num_clients: int, seed: int = 0, **options: Any) -> Any:
-    return PARTITIONS[name](given, 10, num_clients, np.random.default_rng(seed), **options)
+    return dealt(name, options, given, 10, num_clients, np.random.default_rng(seed))
 
 
 UNEVEN = examples(np.random.default_rng(1).permutation(np.repeat([0, 1, 3], [40, 12, 90])))
@@ -198,9 +198,9 @@ def test_a_run_is_the_same_from_every_engine_and_after_a_stop(name, algorithm, t
         ({}, "set per_class, or set both low and high"),
         ({"low": 1}, "set per_class, or set both low and high"),
         ({"per_class": 2, "low": 1, "high": 3}, "set per_class, or set both low and high"),
-        ({"per_class": 0}, "per_class is 0: choose at least 1"),
-        ({"low": 3, "high": 2}, "low is 3 and high 2: choose 0 <= low <= high"),
-        ({"low": 0, "high": 0}, "low is 0 and high 0: choose 0 <= low <= high"),
+        ({"per_class": 0}, "per_class is 0: choose 1 or more"),
+        ({"low": 3, "high": 2}, "low is 3 and high 2: choose"),
+        ({"low": 0, "high": 0}, "high is 0: choose 1 or more"),
         ({"per_class": 13}, "class 1 has 12 examples, but a client may draw 13 of each"),
     ],
 )

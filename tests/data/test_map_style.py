@@ -200,7 +200,7 @@ def test_no_file_and_no_address_is_opened_that_stands_in_the_place_of_an_image(t
     Image.new("L", (4, 4)).save(tmp_path / "elsewhere.png")
     row = {"picture": {"bytes": None, "path": str(tmp_path / "elsewhere.png")}}
     with pytest.raises(ValueError, match="bytes"):
-        hugging_face.Rows([row], "picture", [0])[0]
+        hugging_face.stored_bytes(row["picture"])
 
 
 def test_labels_may_be_numbers_or_texts(tmp_path):

@@ -15,7 +15,7 @@ from fedlens.config import options
 from fedlens.core.federation import Examples, Holdings
 from fedlens.data.emd import emd
 from fedlens.data.partitions import PARTITIONS
-from fedlens.data.partitions.dealing import _without_replacement
+from fedlens.data.partitions.dealing import _without_replacement, dealt
 from tests.counting import num_calls
 
 ALPHAS = [0.0, 1e-320, 1e-12, 1e-3, 0.1, 1.0, 100.0, 1e6, 1e308, math.inf]
@@ -336,12 +336,11 @@ def test_only_the_largest_clients_give() -> None:
 @pytest.mark.parametrize(
     ("name", "num_clients", "given_options", "message"),
     [
-        ("iid", 0, {}, "0 clients: choose at least 1"),
         ("iid", 101, {}, "101 clients but 100 examples: choose"),
         ("proportions", 3, {"sizes": [0.5, 0.5]}, "2 proportions for 3 clients: list one"),
-        ("proportions", 2, {"sizes": [0.5, -0.5]}, "has -0.5: every proportion"),
-        ("proportions", 2, {"sizes": [0.5, math.nan]}, "has nan: every proportion"),
-        ("proportions", 2, {"sizes": "large"}, "'large': choose"),
+        ("proportions", 2, {"sizes": [0.5, -0.5]}, "sizes is -0.5: choose"),
+        ("proportions", 2, {"sizes": [0.5, math.nan]}, "sizes is nan: choose"),
+        ("proportions", 2, {"sizes": "large"}, "'large': expected"),
         ("proportions", 20, {"sizes": "low"}, "clients would hold none .*: choose"),
         ("shards", 60, {}, "120 shards but 100 examples: choose"),
         ("shards", 10, {"per_client": 0}, "per_client is 0: choose"),
@@ -361,13 +360,8 @@ def test_a_mistake_is_answered_with_its_remedy(
     name: str, num_clients: int, given_options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message) as error:
-        split(name, balanced(100, 5), num_clients, **given_options)
+        dealt(name, given_options, balanced(100, 5), 5, num_clients, np.random.default_rng(0))
     assert "\n" not in str(error.value)
-
-
-def test_labels_beyond_the_classes_are_refused() -> None:
-    with pytest.raises(ValueError, match="from 0 to 2, but there are 2 classes"):
-        PARTITIONS["iid"](examples_of([0, 1, 2]), 2, 1, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(

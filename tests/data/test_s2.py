@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fedlens.core.federation import Examples, Holdings
 from fedlens.data import s2
-from fedlens.data.partitions import PARTITIONS
+from fedlens.data.partitions.dealing import dealt
 from tests.counting import num_calls
 
 Array = np.ndarray[Any, Any]
@@ -42,7 +42,7 @@ def split(north: Array, east: Array, **options: Any) -> Holdings:
     blank = torch.zeros(len(north), 1, 1, 1, dtype=torch.uint8)
     labels = torch.zeros(len(north), dtype=torch.int64)
     examples = Examples(blank, labels, {"lat": north, "lon": east})
-    held = PARTITIONS["s2"](examples, 1, None, np.random.default_rng(0), **options)
+    held = dealt("s2", options, examples, 1, None, np.random.default_rng(0))
     assert isinstance(held, Holdings)
     return held
 
@@ -135,7 +135,7 @@ def test_many_points_take_as_many_more_calls_as_they_are_more() -> None:
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        ({}, {"n_max": 0}, "n_max is 0: choose at least 1"),
+        ({}, {"n_max": 0}, "n_max is 0: choose 1 or more"),
         ({}, {"n_max": 5, "lat": "latt"}, "no column 'latt': did you mean 'lat'?"),
         ({"lat": 91.0}, {"n_max": 5}, "the column 'lat' is 91.0: write degrees from -90 to 90"),
         ({"lon": 200.0}, {"n_max": 5}, "the column 'lon' is 200.0: write degrees from -180 to"),

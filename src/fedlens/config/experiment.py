@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from fedlens.config import consent
 from fedlens.config.names import (
@@ -54,8 +54,7 @@ from fedlens.config.sections import Privacy as Privacy
 from fedlens.config.sections import Server as Server
 from fedlens.config.sections import Stop as Stop
 from fedlens.data.augment import Augment
-from fedlens.data.own_clients import own_clients, with_clients
-from fedlens.data.partitions import finds_clients, natural_column
+from fedlens.data.partitions import finds_clients, natural_column, own_clients, with_clients
 from fedlens.storage.reading import expanded, is_address
 from fedlens.storage.run_files import EXPERIMENT, is_run, own_code
 from fedlens.storage.tables import apply_override, read_tables, to_toml
@@ -213,19 +212,17 @@ class Experiment:
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Experiment:
         """Make an experiment from plain tables, as a file contains them."""
-        known = {f.name: f for f in fields(cls)}
-        kinds = {name: section_of(kind) for name, kind in types_of(Experiment).items()}
-        sections = {name: kind for name, kind in kinds.items() if kind is not None}
-        keys = (f"{name}.{f.name}" for name, kind in sections.items() for f in fields(kind))
-        refuse_unknown(content, known, "", keys)
-        needed = [n for n, f in known.items() if f.default is MISSING and n not in content]
-        for name in needed:
-            for section, table in content.items():
-                if section in sections and isinstance(table, Mapping) and name in table:
+        inner = [key for key in fields_by_key() if "." in key]
+        refuse_unknown(content, [f.name for f in fields(cls)], "", inner)
+        sections = {key.partition(".")[0] for key in inner}
+        for name in (f.name for f in fields(cls) if f.default is MISSING):
+            for section in sections & content.keys() if name not in content else ():
+                if isinstance(content[section], Mapping) and name in content[section]:
                     raise ValueError(
                         f"{name} is in the section [{section}]: put it above the first section"
                     )
-            raise ValueError(f"the experiment needs {name!r}: set {name} = ...")
+            if name not in content:
+                raise ValueError(f"the experiment needs {name!r}: set {name} = ...")
         return cls(**content)
 
     @classmethod
@@ -267,17 +264,23 @@ class Experiment:
 
 
 @cache
+def fields_by_key() -> dict[str, tuple[type, Field[Any]]]:
+    """All keys, those of a section with dots after it: each a field of the dataclass before it."""
+
+    def below(kind: type, prefix: str) -> Iterator[tuple[str, tuple[type, Field[Any]]]]:
+        for one in fields(kind):
+            yield prefix + one.name, (kind, one)
+            if (section := section_of(types_of(kind)[one.name])) is not None:
+                yield from below(section, f"{prefix}{one.name}.")
+
+    return dict(below(Experiment, ""))
+
+
+@cache
 def chosen_by_name() -> dict[str, ByName]:
     """The keys of an experiment that take names, and these names; some numbers take schedules."""
-    return dict(_chosen_in(Experiment, ""))
-
-
-def _chosen_in(kind: type, prefix: str) -> Iterator[tuple[str, ByName]]:
-    for name, hint in types_of(kind).items():
-        rules = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-        yield from ((prefix + name, rule) for rule in rules if isinstance(rule, ByName))
-        if (section := section_of(hint)) is not None:
-            yield from _chosen_in(section, f"{prefix}{name}.")
+    rules = {key: get_args(types_of(kind)[f.name]) for key, (kind, f) in fields_by_key().items()}
+    return {key: rule for key, some in rules.items() for rule in some if isinstance(rule, ByName)}
 
 
 def _refuse_path(name: str) -> None:

@@ -7,17 +7,18 @@ mean in the docstring of the function. Nothing of it needs PyTorch.
 from __future__ import annotations
 
 import json
+import math
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from inspect import Parameter
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
-from fedlens.config.experiment import Experiment, as_plain, chosen_by_name
-from fedlens.config.names import KINDS, SCHEDULES
+from fedlens.config.experiment import Experiment, as_plain, chosen_by_name, fields_by_key
+from fedlens.config.names import ENGINES, KINDS, SCHEDULES
 from fedlens.config.options import (
     Bounds,
     ByName,
@@ -26,7 +27,6 @@ from fedlens.config.options import (
     did_you_mean,
     in_words,
     nearest,
-    section_of,
     types_of,
     written,
 )
@@ -60,18 +60,11 @@ class Choice(NamedTuple):
 @cache
 def keys() -> dict[str, Key]:
     """Every key of an experiment, those of sections with dots; sections with a meaning too."""
-    return dict(_keys_of(Experiment, ""))
-
-
-def _keys_of(kind: type, prefix: str) -> Iterator[tuple[str, Key]]:
-    for field in fields(kind):
-        key, default = f"{prefix}{field.name}", field.default
-        if field.name in words_of(kind):
-            needed = default is MISSING
-            words = _without_marks(words_of(kind)[field.name])
-            yield key, Key(words, None if needed else _said(default))
-        if (section := section_of(types_of(kind)[field.name])) is not None:
-            yield from _keys_of(section, f"{key}.")
+    return {
+        key: Key(_without_marks(words), None if f.default is MISSING else _said(f.default))
+        for key, (kind, f) in fields_by_key().items()
+        if (words := words_of(kind).get(f.name)) is not None
+    }
 
 
 def _without_marks(text: str) -> str:
@@ -135,7 +128,7 @@ def explain(key: str) -> list[str]:
         first = _line(key, known[key].words if key in known else "")
         return [first, *(f"  {_line(name, known[name].words)}" for name in inside)]
     if key not in known:
-        return _below(key) or _by_name(key) or _unknown(key)
+        return _by_name(key)
     lines = [_line(key, known[key].words)]
     if known[key].default is not None:
         lines.append(f"default: {known[key].default}")
@@ -146,32 +139,26 @@ def explain(key: str) -> list[str]:
     return lines
 
 
-def _below(key: str) -> list[str]:
-    """Lines about a name or an option below a key that takes names; none if it is not below one."""
-    place = next((place for place in chosen_by_name() if key.startswith(f"{place}.")), None)
-    if place is None:
-        return []
-    table = chosen_by_name()[place]
-    word, _, option = key[len(place) + 1 :].partition(".")
-    if word in table:
-        return _of_name(place, table, word, option)
-    having = {} if option else {n: one for n, one in choices(table).items() if word in one.options}
-    if not having:
-        raise ValueError(f"unknown key {key!r}: {_near(key, place)}")
-    return [line for name in having for line in _of_name(place, table, name, word)]
-
-
 def _by_name(key: str) -> list[str]:
-    """Lines about all that has this name, or this name and option, whatever its kind."""
-    lines: list[str] = []
-    places = {table: place for place, table in reversed(chosen_by_name().items())}  # the first
-    for kind, table in KINDS.items():
-        name = next((n for n in (key, key.rpartition(".")[0]) if n in table), None)
-        if name is not None:
-            place = places.get(table, "engine" if kind == "engines" else "")
-            lines += _of_name(place, table, name, key[len(name) + 1 :])
-    keys_too = [name for name in keys() if name.rpartition(".")[2] == key]
-    return [*lines, *(f"see also: {name}" for name in keys_too)] if lines else []
+    """Lines about a name or an option, below a key that takes names or without it."""
+    chosen = chosen_by_name()
+    below = next((place for place in chosen if key.startswith(f"{place}.")), None)
+    first = {table: place for place, table in reversed(chosen.items())} | {ENGINES: "engine"}
+    tables = (
+        {first.get(t, ""): t for t in KINDS.values()} if below is None else {below: chosen[below]}
+    )
+    lines = []
+    for place, table in tables.items():
+        name, _, option = key.removeprefix(f"{place}.").partition(".")
+        if name in table:
+            lines += _of_name(place, table, name, option)
+        elif below is not None and not option:
+            having = [one for one in table if name in table.read(one).options]
+            lines += [line for one in having for line in _of_name(place, table, one, name)]
+    if not lines:
+        raise ValueError(f"unknown key {key!r}: {_nearest_to(key, below)}")
+    also = [name for name in keys() if name.rpartition(".")[2] == key]
+    return [*lines, *(f"see also: {name}" for name in also)]
 
 
 def _of_name(place: str, table: ByName, name: str, option: str) -> list[str]:
@@ -193,37 +180,29 @@ def _line(key: str, text: str) -> str:
     return f"{key}: {text}" if text else key
 
 
-def _unknown(key: str) -> list[str]:
-    """Raise an error that names the nearest keys or options."""
-    places = [name for name in keys() if name.rpartition(".")[2] == key] or [
-        f"{place}.{one}"
-        for place, table in chosen_by_name().items()
-        if table is not SCHEDULES  # which many keys take
-        for one in _options(table)
-        if one.endswith(f".{key}")
+def _nearest_to(key: str, below: str | None) -> str:
+    """The end of a message: keys, names and options that are like an unknown key."""
+    chosen = {below: chosen_by_name()[below]} if below else chosen_by_name()
+    sections = sorted({name.partition(".")[0] for name in keys()})
+    options = [
+        f"{place}.{name}.{option}"
+        for place, table in chosen.items()
+        if below or table is not SCHEDULES  # which many keys take
+        for name in table
+        for option in table.read(name).options
     ]
-    sections = {name.partition(".")[0] for name in keys()}
-    names = {name for table in KINDS.values() for name in table}
-    near = nearest(key, {*keys(), *sections, *names}) or sections
-    hint = f"did you mean {' or '.join(places)}?" if places else did_you_mean(key, near)
-    raise ValueError(f"unknown key {key!r}: {hint}")
-
-
-def _options(table: ByName) -> Iterable[str]:
-    """The options of all choices for a key, as `name.option`."""
-    return (f"{name}.{option}" for name, one in choices(table).items() for option in one.options)
-
-
-def _near(key: str, place: str) -> str:
-    """A hint for an unknown key below `place`: the nearest known keys, or else all names."""
-    begin, table = f"{place}.", chosen_by_name()[place]
-    options = [*_options(table)]
-    known = dict.fromkeys([*table, *options, *(one.rpartition(".")[2] for one in options)])
-    # What stands before is known to be right; compared too, it would make all keys look near.
-    near = nearest(key.removeprefix(begin), known, MOST_NAMED, cutoff=0.7)
-    if near:
-        return f"did you mean {' or '.join(begin + one for one in near)}?"
-    return f"choose one of {', '.join(table)}"
+    if below is not None:
+        # What stands before is known to be right; compared too, it would make all keys look near.
+        known = [*chosen[below], *(one.removeprefix(f"{below}.") for one in options)]
+        known += [one.rpartition(".")[2] for one in known]
+        near = nearest(key.removeprefix(f"{below}."), dict.fromkeys(known), MOST_NAMED, cutoff=0.7)
+        same = [f"{below}.{one}" for one in near]
+    else:
+        known = [*keys(), *sections, *(name for table in KINDS.values() for name in table)]
+        same = [name for name in keys() if name.rpartition(".")[2] == key]
+        same = same or [one for one in options if one.endswith(f".{key}")] or nearest(key, known)
+    others = sections if below is None else chosen[below]
+    return f"did you mean {' or '.join(same)}?" if same else f"choose one of {', '.join(others)}"
 
 
 Schema = dict[str, Any]
@@ -270,7 +249,8 @@ def _record(kind: Any, prefix: str) -> Schema:
 
 def _bounded(made: Schema, bounds: Bounds) -> Schema:
     """The schema with the bounds of its numbers."""
-    limits = {LIMITS[name]: at for name, at in bounds._asdict().items() if at is not None}
+    given = bounds._asdict().items()
+    limits = {LIMITS[name]: at for name, at in given if at not in (None, math.inf)}
     for one in made.get("anyOf", [made]):
         if one.get("type") in ("integer", "number"):
             one.update(limits)

@@ -75,12 +75,16 @@ class Bounds(NamedTuple):
     below: float | None = None
 
     def fit(self, made: Any, where: str) -> Any:
-        """What a field was given, if it is no number or lies between them; infinity does not."""
+        """What a field was given, if it is no number or lies between them.
+
+        Infinity does so only if it is the `most`.
+        """
         if not isinstance(made, (int, float)) or (
             (self.least is None or made >= self.least)
             and (self.above is None or made > self.above)
             and (self.most is None or made <= self.most)
-            and made < (math.inf if self.below is None else self.below)
+            and (self.below is None or made < self.below)
+            and (math.isfinite(made) or self.most == made)
         ):
             return made
         finite = "" if math.isfinite(made) else ", and finite"
@@ -192,8 +196,33 @@ class ByName(Mapping[str, Callable[..., Any]]):
         return read(f"{self.package}.{self.modules[name]}", _function_named(name))
 
     def find(self, name: str, what: str = "") -> Callable[..., Any]:
-        """The function called `name`, here or by import path."""
-        return find(self, name, what or self.kind)
+        """The function called `name`, here or by import path ("package.module:function")."""
+        if name in self:
+            return self[name]
+        kind = what or self.kind
+        if name.startswith("<"):  # written in a run folder for an object without a name
+            raise ValueError(
+                f"{kind} {name} was given from Python: use fl.resume(RUN, experiment=)"
+            )
+        module, colon, attribute = name.partition(":")
+        if not colon:
+            # What is no mistype of a name of ours may be a name of a library.
+            libraries = () if nearest(name, self, cutoff=0.85) else self.libraries
+            known = [*self, *(f"{library}:{name}" for library in libraries)]
+            hint = did_you_mean(name, known, n=1 + len(libraries))
+            raise ValueError(f"unknown {kind} {name!r}: {hint}")
+        try:
+            if lacks(module, attribute):
+                raise AttributeError(f"module {module!r} has no attribute {attribute!r}")
+            found = getattr(importlib.import_module(module), attribute)
+        except NotApproved:
+            raise
+        except Exception as error:  # a module of the user's own may raise anything
+            why = why_not_imported(error)
+            raise ValueError(f"{kind} {name!r} cannot be imported {why}") from error
+        if not callable(found):
+            raise ValueError(f"{kind} {name!r} is {found!r}: name a function")
+        return typing.cast(Callable[..., Any], found)
 
     def options(self, name: str, what: str = "") -> dict[str, inspect.Parameter]:
         """The options of the function called `name`, here or by import path."""
@@ -257,32 +286,6 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6, n: int = 
     if near := nearest(word, known, n, cutoff):
         return f"did you mean {' or '.join(map(repr, near))}?"
     return f"choose one of {', '.join(known)}" if known else "there is none to choose from"
-
-
-def find(table: Mapping[str, Callable[..., Any]], name: str, kind: str) -> Callable[..., Any]:
-    """The function called `name`: from the table, or by import path ("package.module:function")."""
-    if name in table:
-        return table[name]
-    if name.startswith("<"):  # written in a run folder for an object without a name
-        raise ValueError(f"{kind} {name} was given from Python: use fl.resume(RUN, experiment=)")
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        # What is no mistype of a name of ours may be a name of a library.
-        libraries = () if nearest(name, table, cutoff=0.85) else getattr(table, "libraries", ())
-        known = [*table, *(f"{library}:{name}" for library in libraries)]
-        hint = did_you_mean(name, known, n=1 + len(libraries))
-        raise ValueError(f"unknown {kind} {name!r}: {hint}")
-    try:
-        if lacks(module, attribute):
-            raise AttributeError(f"module {module!r} has no attribute {attribute!r}")
-        found = getattr(importlib.import_module(module), attribute)
-    except NotApproved:
-        raise
-    except Exception as error:  # a module of the user's own may raise anything
-        raise ValueError(f"{kind} {name!r} cannot be imported {why_not_imported(error)}") from error
-    if not callable(found):
-        raise ValueError(f"{kind} {name!r} is {found!r}: name a function")
-    return typing.cast(Callable[..., Any], found)
 
 
 @cache  # a schedule is called in every round

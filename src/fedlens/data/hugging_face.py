@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,14 +12,18 @@ import numpy as np
 
 from fedlens.config.options import did_you_mean
 from fedlens.core.federation import Dataset
-from fedlens.data.arrays import Column
+from fedlens.data.arrays import Column, demand_labels
 from fedlens.data.layouts import SPELLINGS, part_named, with_tests
-from fedlens.data.map_style import dataset_of
-from fedlens.data.pictures import Part, open_image
+from fedlens.data.pictures import (
+    MEGAPIXELS,
+    TEST_SHARE,
+    Found,
+    OnError,
+    Part,
+    dataset,
+)
 from fedlens.data.places import Source
 from fedlens.storage.reading import reading
-
-logger = logging.getLogger(__name__)
 
 REMEDY = "set path to a folder that save_to_disk of datasets made"
 
@@ -35,14 +37,17 @@ def hugging_face(
     client: str | None = None,
     size: int | None = None,
     channels: Literal[1, 3] | None = None,
-    test_share: float = 0.2,
+    test_share: float = TEST_SHARE,
+    on_error: OnError = "stop",
+    megapixels: float = MEGAPIXELS,
 ) -> Dataset:
     """A folder that `save_to_disk` of Hugging Face's datasets made, of one split or of several.
 
     `train` is trained on; tested is on `test`, else on `validation`, else on a share of each class.
     Beside `test`, `validation` is kept for validation. `image` and `label` name the columns, if
     there are several that may be meant, and `client` another column that names the clients. Columns
-    of numbers and texts are kept.
+    of numbers and texts are kept. Images that cannot be decoded are named, or left out if
+    `on_error` is "skip". So are images of more than `megapixels`.
     """
     place = source.resolve(path)
     datasets = _datasets()
@@ -62,30 +67,48 @@ def hugging_face(
         hint = did_you_mean(client, kept) if kept else "choose another partition"
         raise ValueError(f"{place} has no column {client!r} to name clients: {hint}")
     with reading(place, REMEDY):
-        texts = {part: [*split[label]] for part, split in chosen.items()}
+        labels = [value for split in chosen.values() for value in split[label]]
         columns = {
-            part: {name: _values([*split[name]]) for name in kept} for part, split in chosen.items()
+            name: _values([value for split in chosen.values() for value in split[name]])
+            for name in kept
         }
-        images = {
+        stored: dict[str, Any] = {
             part: split.select_columns([image]).cast_column(image, datasets.Image(decode=False))
             for part, split in chosen.items()
         }
-    classes, labels = _numbered(texts, getattr(features[label], "names", None), place, label)
-    parts = {part: Rows(images[part], image, labels[part]) for part in chosen}
-    if remark is not None:
-        logger.warning("%s", remark)
-    return dataset_of(
+    classes, labels = _numbered(labels, getattr(features[label], "names", None), place, label)
+    demand_labels(np.array(labels), f"{place}: {label}")
+
+    def opened(file: Path) -> io.BytesIO:
+        return stored_bytes(stored[file.parent.name][int(file.name)][image])
+
+    alone = len(chosen) == 1  # rows are then divided by a hash of their numbers alone
+    names = [
+        str(row) if alone else f"{part}/{row}"
+        for part, split in chosen.items()
+        for row in range(len(split))
+    ]
+    found = Found(
         place.resolve().name,
-        parts,
-        classes,
-        size,
-        channels,
-        test_share,
-        source.watch,
+        place / "train" if alone else place,
+        names,
+        labels,
+        classes or [str(number) for number in range(1 + max(labels))],
+        [part for part, split in chosen.items() for _ in range(len(split))],
         columns,
-        client,
-        f"{place}, ",
+        client or ("client" if "client" in columns else None),
+        remark,
+        opened,
     )
+    return dataset(found, size, channels, test_share, on_error, megapixels, source.watch)
+
+
+def stored_bytes(row: Mapping[str, Any] | None) -> io.BytesIO:
+    """The bytes of an image; `datasets` itself would open a path or URL that is stored instead."""
+    content = (row or {}).get("bytes")
+    if not content:
+        raise ValueError("its bytes are not there, as save_to_disk puts them there")
+    return io.BytesIO(content)
 
 
 def names_clients(folder: Path) -> bool:
@@ -99,28 +122,6 @@ def names_clients(folder: Path) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The rows of a split as pairs of an image and a label.
-
-    Images are decoded here, from the bytes in the data set: `datasets` itself would open a path or
-    URL that is stored instead of the bytes.
-    """
-
-    split: Any  # a `datasets.Dataset` of one column, not decoded
-    image: str
-    labels: Sequence[int]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        content = (self.split[index][self.image] or {}).get("bytes")
-        if not content:
-            raise ValueError("its bytes are not there, as save_to_disk puts them there")
-        return open_image(io.BytesIO(content)), self.labels[index]
-
-
 def _datasets() -> Any:
     try:
         import datasets
@@ -131,7 +132,7 @@ def _datasets() -> Any:
     return datasets
 
 
-def _parts(splits: Mapping[str, Any], place: Path) -> tuple[dict[str, Any], str | None]:
+def _parts(splits: Mapping[str, Any], place: Path) -> tuple[dict[Part, Any], str | None]:
     """The splits by part, and a remark for the user or None; splits of other names are ignored."""
     named: dict[Part, str] = {}
     for name in splits:
@@ -145,6 +146,8 @@ def _parts(splits: Mapping[str, Any], place: Path) -> tuple[dict[str, Any], str 
             )
     if "train" not in named:
         raise ValueError(f"{place} has the splits {', '.join(splits)}: call one of them train")
+    if not len(splits[named["train"]]):
+        raise ValueError(f"{place} has no rows to train on: add some")
     rows = [part for part, name in named.items() for _ in range(len(splits[name]))]
     parts, remark = with_tests(rows, place)
     in_the_end = dict(zip(rows, parts, strict=True))  # validation may take the place of test
@@ -184,16 +187,15 @@ def _column(
 
 
 def _numbered(
-    texts: Mapping[str, Sequence[Any]], names: Sequence[str] | None, place: Path, label: str
-) -> tuple[Sequence[str] | None, dict[str, Sequence[int]]]:
+    labels: list[Any], names: Sequence[str] | None, place: Path, label: str
+) -> tuple[Sequence[str] | None, list[int]]:
     """The class names and the labels as class numbers; whole numbers are kept as they are."""
-    every = {value for part in texts.values() for value in part}
-    if not every & {None, -1} and all(isinstance(value, int) for value in every):
-        return names, dict(texts)
-    if all(isinstance(value, str) for value in every):
-        classes = sorted(every)
+    if all(isinstance(value, int) and value >= 0 for value in labels):
+        return names, labels
+    if all(isinstance(value, str) for value in labels):
+        classes = sorted({*labels})
         number = {name: i for i, name in enumerate(classes)}
-        return classes, {part: [number[text] for text in some] for part, some in texts.items()}
+        return classes, [number[text] for text in labels]
     raise ValueError(
         f"{place}: {label} is not given for every row, as a whole number from 0 or as text: leave "
         "out the rows without one, or set label to another column"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,13 +12,11 @@ import torch
 from torch import Tensor
 
 from fedlens.core.federation import Dataset, Examples
-from fedlens.data.arrays import Column, demand_labels, held_out, mean_and_std
+from fedlens.data.arrays import demand_labels, held_out, mean_and_std
 from fedlens.data.pictures import pixels_of
 from fedlens.data.places import Counted
 from fedlens.storage import free_memory as memory
 from fedlens.storage.reading import reason
-
-GRAY = ("1", "L", "LA")  # the modes of Pillow images without colour
 
 
 @runtime_checkable
@@ -52,51 +49,27 @@ def map_style(
     """
     called = name or type(train).__name__
     parts = {"train": train} if test is None else {"train": train, "test": test}
-    classes = getattr(train, "classes", None)
-    return dataset_of(called, parts, classes, size, channels, test_share, watch)
-
-
-def dataset_of(
-    name: str,
-    parts: Mapping[str, MapStyle],
-    classes: Sequence[str] | None,
-    size: int | None,
-    channels: int | None,
-    test_share: float,
-    watch: Counted | None,
-    columns: Mapping[str, Mapping[str, Column]] | None = None,
-    client: str | None = None,
-    place: str = "",
-) -> Dataset:
-    """The data set of `parts`: train, test, validation. Without test, train gives a share of it.
-
-    This share is taken of each class, evenly over the clients in the column that `client` names
-    ("client" if it is None), if there is such a column. Error messages name a part after `place`.
-    """
     done, total = itertools.count(1), sum(map(len, parts.values()))
 
     def tell() -> None:
         if watch is not None:
             watch(next(done), total)
 
-    read = {}
-    for part, items in parts.items():
-        own = {} if columns is None else columns[part]
-        read[part] = replace(_examples(items, place + part, size, channels, tell), columns=own)
+    read = {part: _examples(items, part, size, channels, tell) for part, items in parts.items()}
     num_classes = 1 + max(int(part.labels.max()) for part in read.values())
-    names = tuple(map(str, range(num_classes) if classes is None else classes))
-    train = read["train"]
-    if "test" not in read:
-        rows, clients = map(str, range(len(train))), train.columns.get(client or "client")
-        sites = None if clients is None else clients.tolist()
-        labels = train.labels.tolist()
-        chosen = torch.tensor(held_out([*rows], labels, test_share, sites, name))
-        read["train"], read["test"] = _chosen(train, ~chosen), _chosen(train, chosen)
-    made = Dataset(name, read["train"], read["test"], names, validation=read.get("validation"))
-    if train.images.is_floating_point():
-        return made
-    mean, std = mean_and_std(made.train.images)
-    return replace(made, mean=mean, std=std)
+    classes = tuple(map(str, getattr(train, "classes", range(num_classes))))
+    if test is None:
+        rows, labels = map(str, range(len(read["train"]))), read["train"].labels
+        chosen = torch.tensor(held_out([*rows], labels.tolist(), test_share, None, called))
+        images = read["train"].images
+        read = {
+            part: Examples(images[mask], labels[mask])
+            for part, mask in (("train", ~chosen), ("test", chosen))
+        }
+    images, mean, std = read["train"].images, None, None
+    if not images.is_floating_point():
+        mean, std = mean_and_std(images)
+    return Dataset(called, read["train"], read["test"], classes, mean, std)
 
 
 def _examples(
@@ -155,13 +128,8 @@ def _tensor(image: Any, channels: int | None, size: int | None) -> Tensor:
         image = Image.fromarray(tensor.permute(1, 2, 0).squeeze(2).numpy())
     if not isinstance(image, Image.Image):
         raise ValueError(f"a {type(image).__name__} is not an image")
-    pixels = pixels_of(image, channels or (1 if image.mode in GRAY else 3), size)
+    pixels = pixels_of(image, channels, size)
     return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
-
-
-def _chosen(examples: Examples, mask: Tensor) -> Examples:
-    columns = {name: column[mask.numpy()] for name, column in examples.columns.items()}
-    return Examples(examples.images[mask], examples.labels[mask], columns)
 
 
 def _said(image: Tensor) -> str:

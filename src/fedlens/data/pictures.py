@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -41,8 +41,12 @@ OnError = Literal["stop", "skip"]
 TEST_SHARE = 0.2  # of each class, if the data do not mark test images
 MOST_NAMED = 100  # broken files named in one message
 REMEDY = "repair or take them out"
+GRAY = ("1", "L", "LA")  # the modes of Pillow images without colour
 STRIP = 64  # rows that are compared at the same time
 MEGAPIXELS = 100.0  # of the largest image, and of all that are decoded at the same time
+
+
+Opened = Callable[[Path], Path | BinaryIO]
 
 
 class Undecodable(ValueError):
@@ -66,6 +70,7 @@ class Found:
     columns: Mapping[str, Column] = field(default_factory=dict)  # [N]
     clients: str | None = None  # the column that names the client of each image
     remark: str | None = None  # a message for the user
+    opened: Opened = Path  # how to open each of the files
 
     @property
     def files(self) -> list[Path]:
@@ -95,13 +100,13 @@ class Found:
 def dataset(
     found: Found,
     size: int | None,
-    channels: int,
+    channels: int | None,
     test_share: float = TEST_SHARE,
     on_error: OnError = "stop",
     megapixels: float = MEGAPIXELS,
     watch: Counted | None = None,
 ) -> Dataset:
-    """The data set of these files. Without a `size`, all must be as large as the first.
+    """The data set of these files. Without `size` or `channels`, all must be as the first is.
 
     `watch` is called with the number of decoded images and the total.
     """
@@ -111,8 +116,9 @@ def dataset(
     there = [part for part in PARTS if part in found.parts]
     found = found.take(sorted(range(len(found.parts)), key=lambda i: there.index(found.parts[i])))
     files = found.files
-    shape = (size, size) if size else _first_shape(files, channels, megapixels)
-    pixels, broken = decode(files, shape, channels, size, watch, megapixels)
+    *shape, channels = _first_shape(found, channels, megapixels)
+    shape = [size, size] if size else shape
+    pixels, broken = decode(files, shape, channels, size, watch, megapixels, found.opened)
     if on_error == "stop":
         refuse(broken, f'{REMEDY}, or let them be left out with on_error = "skip"')
     if broken:
@@ -142,12 +148,12 @@ def dataset(
     )
 
 
-def _first_shape(files: Sequence[Path], channels: int, megapixels: float) -> tuple[int, ...]:
-    """The height and width of the first image that can be decoded."""
-    for file in files:
-        with suppress(Undecodable):
-            return read(file, channels, megapixels=megapixels).shape[:2]
-    return (1, 1)  # no image can be decoded, which the caller reports
+def _first_shape(found: Found, channels: int | None, megapixels: float) -> tuple[int, ...]:
+    """The height, width and channels of the first image that can be decoded."""
+    for file in found.files:
+        with suppress(Undecodable), _opened(file, megapixels, found.opened) as image:
+            return pixels_of(image, channels).shape
+    return (1, 1, 1)  # no image can be decoded, which the caller reports
 
 
 def refuse(broken: Sequence[Undecodable], remedy: str = REMEDY) -> None:
@@ -162,11 +168,12 @@ def refuse(broken: Sequence[Undecodable], remedy: str = REMEDY) -> None:
 
 def decode(
     paths: Sequence[Path],
-    shape: tuple[int, ...],
+    shape: Sequence[int],
     channels: int,
     size: int | None,
     watch: Counted | None = None,
     megapixels: float = MEGAPIXELS,
+    opened: Opened = Path,
 ) -> tuple[Pixels, list[Undecodable]]:
     """The pixels [N, H, W, channels] of image files, each resized to `size` if that is given.
 
@@ -180,7 +187,7 @@ def decode(
 
     def fill(i: int) -> Undecodable | None:
         try:
-            image = read(paths[i], channels, size, megapixels)
+            image = read(paths[i], channels, size, megapixels, opened)
         except Undecodable as error:
             return error
         if image.shape != pixels.shape[1:]:
@@ -207,9 +214,10 @@ def read(
     channels: int,
     size: int | tuple[int, int] | None = None,
     megapixels: float = MEGAPIXELS,
+    opened: Opened = Path,
 ) -> Pixels:
     """The pixels [H, W, channels] of an image file, resized to `size` (a side, or H and W)."""
-    with _opened(path, megapixels) as file:
+    with _opened(path, megapixels, opened) as file:
         return pixels_of(file, channels, size)
 
 
@@ -249,7 +257,7 @@ def open_image(file: Path | BinaryIO, megapixels: float = MEGAPIXELS) -> Image.I
 
 
 @contextmanager
-def _opened(path: Path, megapixels: float) -> Iterator[Image.Image]:
+def _opened(path: Path, megapixels: float, opened: Opened = Path) -> Iterator[Image.Image]:
     """Open an image file; every exception while it is open becomes an Undecodable.
 
     It waits while other threads decode too many pixels.
@@ -257,7 +265,7 @@ def _opened(path: Path, megapixels: float) -> Iterator[Image.Image]:
     from PIL import UnidentifiedImageError
 
     try:
-        with open_image(path, megapixels) as file, _pixels.taking(file.width * file.height):
+        with open_image(opened(path), megapixels) as file, _pixels.taking(file.width * file.height):
             yield file
     except UnidentifiedImageError as error:  # its message only repeats the path
         raise Undecodable(path, "it is cut short, or no image") from error
@@ -290,14 +298,15 @@ _pixels = Budget(MEGAPIXELS * 1e6)
 
 
 def pixels_of(
-    given: Image.Image, channels: int, size: int | tuple[int, int] | None = None
+    given: Image.Image, channels: int | None, size: int | tuple[int, int] | None = None
 ) -> Pixels:
-    """The pixels [H, W, channels] of a Pillow image; `read` does the same for a file."""
+    """The pixels [H, W, channels] of a Pillow image; without `channels`, gray stays gray."""
     from PIL import Image, ImageOps
     from PIL.ExifTags import Base
 
     is_upright = given.getexif().get(Base.Orientation, 1) == 1
     upright = given if is_upright else ImageOps.exif_transpose(given)
+    channels = channels or (1 if given.mode in GRAY else 3)
     mode = "L" if channels == 1 else "RGB"
     image = upright if upright.mode == mode else upright.convert(mode)
     height, width = (size, size) if isinstance(size, int) else size or image.size[::-1]

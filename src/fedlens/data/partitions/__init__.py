@@ -10,9 +10,13 @@ same example; `noisy-labels` and `shifted` change the examples themselves.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
+from fedlens.config.names import DATASETS, OWN_CLIENTS
 from fedlens.config.names import PARTITIONS as PARTITIONS
+from fedlens.config.options import Named
+from fedlens.data.places import Source
 
 
 def natural_column(name: Any, options: Mapping[str, Any]) -> str | None:
@@ -30,3 +34,31 @@ def finds_clients(name: Any, options: Mapping[str, Any]) -> bool:
     if isinstance(of, Mapping):
         return finds_clients(of.get("name"), of)
     return (of or name) in ("natural", "published", "s2")
+
+
+NAMES_ITS_CLIENTS = ("csv", "hugging-face")  # by the option `client`
+
+
+def own_clients(dataset: Named) -> str | None:
+    """The column that names the clients of a data set, if it has any."""
+    options = dataset.options
+    if dataset.name in NAMES_ITS_CLIENTS and options.get("client") is not None:
+        return str(options["client"])
+    if dataset.name == "folder" and options.get("layout") == "site/class":
+        return "site"
+    if dataset.name in NAMES_ITS_CLIENTS:
+        reader = import_module(f"fedlens.data.{DATASETS.modules[dataset.name]}")
+        if reader.names_clients(Source().resolve(str(options["path"]))):
+            return "client"
+    return OWN_CLIENTS.get(dataset.name)
+
+
+def with_clients(dataset: Named, column: str | None) -> Named:
+    """The data set with `column` as its option `client`, if it has that option and it is not set.
+
+    The test split then takes a share from each of these clients, and leaves each some to train on.
+    """
+    says = dataset.name not in NAMES_ITS_CLIENTS or dataset.options["client"] is not None
+    if column is None or says:
+        return dataset
+    return Named(dataset.name, {**dataset.options, "client": column})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -17,9 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlens.config.names import PLAIN_PARTITIONS
+from fedlens.config.options import Bounds
+from fedlens.config.sections import Chance
 from fedlens.core.federation import Examples, Holdings
 from fedlens.data.partitions.dealing import dealt
 
+Most = Annotated[float, Bounds(least=0)]
 CHUNK = 1024  # images changed at a time, to limit memory use
 
 
@@ -38,16 +41,16 @@ def noisy_labels(
     rng: np.random.Generator,
     *,
     of: str | dict[str, Any] = "iid",
-    low: float = 0.0,
-    high: float = 0.5,
+    low: Chance = 0.0,
+    high: Chance = 0.5,
 ) -> Altered:
     """The partition `of`, where each client has a share of wrong labels, from `low` to `high`.
 
     The share is drawn for each client, and every example is wrong with that chance. A wrong label
     is any of the others, each as likely.
     """
-    if not 0 <= low <= high <= 1:
-        raise ValueError(f"low is {low} and high {high}: choose 0 <= low <= high <= 1")
+    if low > high:
+        raise ValueError(f"low is {low} and high {high}: choose a low of no more than high")
     if num_classes < 2:
         raise ValueError("one class leaves no wrong label: choose another partition")
     held = _inner(examples, num_classes, num_clients, rng, of)
@@ -66,9 +69,9 @@ def shifted(
     rng: np.random.Generator,
     *,
     of: str | dict[str, Any] = "iid",
-    rotation: float = 0.0,
-    blur: float = 0.0,
-    noise: float = 0.0,
+    rotation: Most = 0.0,
+    blur: Most = 0.0,
+    noise: Most = 0.0,
 ) -> Altered:
     """The partition `of`, where each client's images are turned, blurred and noisy in its own way.
 
@@ -76,9 +79,6 @@ def shifted(
     Gaussian blur up to `blur` pixels, and the standard deviation of white noise up to `noise`,
     where images run from 0 to 1.
     """
-    for name, most in (("rotation", rotation), ("blur", blur), ("noise", noise)):
-        if not 0 <= most < math.inf:
-            raise ValueError(f"{name} is {most}: choose 0 or more")
     side = max(examples.images.shape[2:])
     if blur > side:
         raise ValueError(f"blur is {blur:g}: choose no more than {side}, the side of an image")

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlens.config.sections import Count, WholeNumber
 from fedlens.core import keys
 from fedlens.core.federation import AT_ONCE, Examples, Holdings, Lasting, offsets_of
-from fedlens.data.partitions.dealing import at_least_one, labels_of
+from fedlens.data.partitions.dealing import labels_of
 
 MOST_CLIENTS = 10**9
 _COUNT, _DRAW = keys.purpose("count"), keys.purpose("draw")
@@ -88,26 +89,26 @@ def fresh(
     num_clients: int,
     rng: np.random.Generator,
     *,
-    per_class: int | None = None,
-    low: int | None = None,
-    high: int | None = None,
+    per_class: Count | None = None,
+    low: WholeNumber | None = None,
+    high: Count | None = None,
 ) -> Fresh:
     """Other examples in every round, drawn from all by each client on its own (FedNS).
 
     Of each class it draws `per_class`, or a number between `low` and `high`, each as likely. Two
     clients may draw the same example.
     """
-    labels = torch.from_numpy(labels_of(examples, num_classes, 1))
+    labels = torch.from_numpy(labels_of(examples, 1))
     if per_class is not None and low is None and high is None:
-        low = high = at_least_one(per_class, "per_class")
+        low = high = per_class
     elif per_class is not None or low is None or high is None:
         raise ValueError(
             f"per_class is {per_class}, low {low} and high {high}: "
             "set per_class, or set both low and high"
         )
-    if not 0 <= low <= high or high < 1:
-        raise ValueError(f"low is {low} and high {high}: choose 0 <= low <= high, and high above 0")
-    if at_least_one(num_clients, "clients.count") > MOST_CLIENTS:
+    if low > high:
+        raise ValueError(f"low is {low} and high {high}: choose a low of no more than high")
+    if num_clients > MOST_CLIENTS:
         raise ValueError(f"clients.count is {num_clients:,}: choose at most {MOST_CLIENTS:,}")
     available = torch.bincount(labels)
     present = available[available > 0]
@@ -127,9 +128,9 @@ def drawn(
     num_clients: int,
     rng: np.random.Generator,
     *,
-    per_class: int | None = None,
-    low: int | None = None,
-    high: int | None = None,
+    per_class: Count | None = None,
+    low: WholeNumber | None = None,
+    high: Count | None = None,
 ) -> Drawn:
     """The same examples in every round, drawn from all by each client on its own.
 

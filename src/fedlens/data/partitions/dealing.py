@@ -11,18 +11,23 @@ import bisect
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 
 from fedlens.config.names import PARTITIONS
-from fedlens.config.options import ByName, call, find, resolve
+from fedlens.config.options import Bounds, ByName, call, resolve
+from fedlens.config.sections import Count
 from fedlens.core.federation import Examples, Holdings
 
 Array = np.ndarray[Any, Any]
 
 NOBODY = -1
+
+Alpha = Annotated[float, Bounds(least=0, most=math.inf)]
+"""Of Dirichlet shares: from 0, most skewed, to infinity, all clients alike."""
+Proportion = Annotated[float, Bounds(above=0)]
 
 
 def dealt(
@@ -35,8 +40,8 @@ def dealt(
     table: ByName = PARTITIONS,
 ) -> Any:
     """Apply the partition called `name`, from `table` or the user's own code, to examples."""
-    function = find(table, name, "partition")
-    options = resolve(table.options(name, "partition"), given, f"partition {name!r}")
+    function = table.find(name)
+    options = resolve(table.options(name), given, f"partition {name!r}")
     if examples.rows is not None and not function.__module__.startswith("fedlens."):
         # A user's function reads `images` directly and expects one image per example.
         examples = replace(examples, images=examples.read(slice(None)), rows=None)
@@ -47,7 +52,7 @@ def iid(
     examples: Examples, num_classes: int, num_clients: int, rng: np.random.Generator
 ) -> Holdings:
     """Examples shuffled and dealt one by one: sizes differ by at most one."""
-    num_examples = len(labels_of(examples, num_classes, num_clients))
+    num_examples = len(labels_of(examples, num_clients))
     return holdings(rng.permutation(num_examples) % num_clients, num_clients)
 
 
@@ -57,7 +62,7 @@ def proportions(
     num_clients: int,
     rng: np.random.Generator,
     *,
-    sizes: Literal["homogeneous", "low", "high"] | list[float] = "homogeneous",
+    sizes: Literal["homogeneous", "low", "high"] | list[Proportion] = "homogeneous",
     mode: Literal["renormalise", "truncate"] = "renormalise",
     order: Literal["shuffled", "stored"] = "shuffled",
 ) -> Holdings:
@@ -74,7 +79,7 @@ def proportions(
     are rounded down. `stored` cuts slices from the stored order, as that code does; `shuffled`
     shuffles first.
     """
-    num_examples = len(labels_of(examples, num_classes, num_clients))
+    num_examples = len(labels_of(examples, num_clients))
     listed = _proportions(sizes, num_clients)
     chosen = listed[:num_clients]
     if mode == "truncate":
@@ -98,14 +103,14 @@ def quantity_dirichlet(
     num_clients: int,
     rng: np.random.Generator,
     *,
-    alpha: float,
+    alpha: Alpha,
 ) -> Holdings:
     """Sizes ~ Dir(alpha), whatever the classes: small alphas give most examples to a few clients.
 
     Every client has at least one. With alpha = 0 one client has all others, with inf all are equal.
     """
-    num_examples = len(labels_of(examples, num_classes, num_clients))
-    if checked_alpha(alpha) == math.inf:
+    num_examples = len(labels_of(examples, num_clients))
+    if alpha == math.inf:
         shares = np.ones(num_clients)
     else:
         log_shares = log_gamma(np.array([alpha]), num_clients, rng)[:, 0]
@@ -119,12 +124,10 @@ def power_law(
     num_clients: int,
     rng: np.random.Generator,
     *,
-    exponent: float,
+    exponent: Annotated[float, Bounds(least=0)],
 ) -> Holdings:
     """Client k, from 1, has a size in proportion to k to the power of -exponent, at least one."""
-    num_examples = len(labels_of(examples, num_classes, num_clients))
-    if not 0 <= exponent < math.inf:
-        raise ValueError(f"exponent is {exponent}: choose 0 (all clients equal) or more")
+    num_examples = len(labels_of(examples, num_clients))
     shares = np.exp(-exponent * np.log(np.arange(1.0, num_clients + 1)))
     return _shuffled(_sizes(num_examples, shares), rng)
 
@@ -148,18 +151,11 @@ def _proportions(sizes: str | list[float], num_clients: int) -> Array:
         return np.arange(1.0, 2 * length, 2)
     if sizes == "high":
         return np.append(np.full(length - 1, 9 / (length - 1)), 91.0)
-    if isinstance(sizes, str):
-        raise ValueError(
-            f"sizes is {sizes!r}: choose homogeneous, low or high, or list a proportion per client"
-        )
     if len(sizes) != num_clients:
         raise ValueError(
             f"sizes lists {len(sizes)} proportions for {num_clients} clients: "
             "list one for each client"
         )
-    for size in sizes:
-        if not 0 < size < math.inf:
-            raise ValueError(f"sizes has {size}: every proportion must be above 0")
     return np.array(sizes, dtype=np.float64)
 
 
@@ -169,15 +165,15 @@ def shards(
     num_clients: int,
     rng: np.random.Generator,
     *,
-    per_client: int = 2,
+    per_client: Count = 2,
 ) -> Holdings:
     """Sorted by label and cut into equal shards, `per_client` to a client at random (McMahan).
 
     A client's shards may be of the same class, and a shard may span two classes; `classes` gives
     each client distinct ones. Shards differ by at most one example.
     """
-    labels = labels_of(examples, num_classes, num_clients)
-    num_shards = num_clients * at_least_one(per_client, "per_client")
+    labels = labels_of(examples, num_clients)
+    num_shards = num_clients * per_client
     if num_shards > len(labels):
         raise ValueError(
             f"{num_shards} shards but {len(labels)} examples: "
@@ -195,7 +191,7 @@ def classes(
     num_clients: int,
     rng: np.random.Generator,
     *,
-    per_client: int,
+    per_client: Count,
 ) -> Holdings:
     """Exactly `per_client` distinct classes at each client, at random.
 
@@ -203,9 +199,9 @@ def classes(
     holders than examples. It is divided equally among them. When clients are so few that they
     cannot hold every class, the examples of the others are left out.
     """
-    labels = labels_of(examples, num_classes, num_clients)
+    labels = labels_of(examples, num_clients)
     present, labels, available = np.unique(labels, return_inverse=True, return_counts=True)
-    if at_least_one(per_client, "per_client") > len(present):
+    if per_client > len(present):
         raise ValueError(
             f"per_client is {per_client} but there are examples of {len(present)} classes: "
             f"choose at most {len(present)}"
@@ -260,8 +256,8 @@ def dirichlet(
     num_clients: int,
     rng: np.random.Generator,
     *,
-    alpha: float,
-    size: int | None = None,
+    alpha: Alpha,
+    size: Count | None = None,
 ) -> Holdings:
     """Clients of equal size with class shares ~ Dir(alpha p), p the data's own (Hsu).
 
@@ -271,13 +267,13 @@ def dirichlet(
     with alpha = inf every client has the data's own shares. With a `size` each client holds that
     many examples, and nobody the others.
     """
-    labels = labels_of(examples, num_classes, num_clients)
-    if checked_alpha(alpha) == math.inf and size is None:
+    labels = labels_of(examples, num_clients)
+    if alpha == math.inf and size is None:
         return evenly(labels, num_clients, rng)
     _, labels, available = np.unique(labels, return_inverse=True, return_counts=True)
     sizes = (len(labels) + np.arange(num_clients)[::-1]) // num_clients
     if size is not None:
-        if at_least_one(size, "size") > sizes.min():
+        if size > sizes.min():
             raise ValueError(
                 f"size is {size}: {num_clients} clients of {len(labels)} examples can hold "
                 f"{sizes.min()} each, so choose less, or fewer clients"
@@ -303,8 +299,8 @@ def dirichlet_per_class(
     num_clients: int,
     rng: np.random.Generator,
     *,
-    alpha: float,
-    min_size: int = 1,
+    alpha: Alpha,
+    min_size: Count = 1,
 ) -> Holdings:
     """Each class cut among the clients by shares ~ Dir(alpha), as in NIID-Bench and Flower.
 
@@ -312,13 +308,13 @@ def dirichlet_per_class(
     largest clients, which come down to one level; nothing is drawn again. With alpha = 0 a class
     is at one client, before filling up; with alpha = inf every client has the data's own shares.
     """
-    labels = labels_of(examples, num_classes, num_clients)
-    if at_least_one(min_size, "min_size") * num_clients > len(labels):
+    labels = labels_of(examples, num_clients)
+    if min_size * num_clients > len(labels):
         raise ValueError(
             f"{len(labels)} examples are too few for {num_clients} clients of at least "
             f"{min_size}: choose fewer clients or a smaller min_size"
         )
-    if checked_alpha(alpha) == math.inf:
+    if alpha == math.inf:
         return evenly(labels, num_clients, rng)
     owner = np.empty(len(labels), dtype=np.int64)
     ends = np.cumsum(np.bincount(labels))
@@ -374,11 +370,9 @@ def _filled_up(owner: Array, num_clients: int, min_size: int) -> Array:  # [N]
     return owner
 
 
-def labels_of(examples: Examples, num_classes: int, num_clients: int) -> Array:  # [N]
-    """The labels; a ValueError if there are fewer than clients, or one is not a class number."""
+def labels_of(examples: Examples, num_clients: int) -> Array:  # [N]
+    """The labels; a ValueError if there are fewer than clients."""
     labels: Array = examples.labels.cpu().numpy()
-    if num_clients < 1:
-        raise ValueError(f"{num_clients} clients: choose at least 1")
     if not len(labels):
         raise ValueError("there are no training examples: give the data set some")
     if num_clients > len(labels):
@@ -386,19 +380,7 @@ def labels_of(examples: Examples, num_classes: int, num_clients: int) -> Array: 
             f"{num_clients} clients but {len(labels)} examples: "
             "choose no more clients than there are examples"
         )
-    if labels.min() < 0 or labels.max() >= num_classes:
-        raise ValueError(
-            f"labels run from {labels.min()} to {labels.max()}, but there are {num_classes} "
-            f"classes: number them from 0 to {num_classes - 1}"
-        )
     return labels
-
-
-def at_least_one(number: int, name: str) -> int:
-    """Return `number`; raise ValueError if it is less than one."""
-    if number < 1:
-        raise ValueError(f"{name} is {number}: choose at least 1")
-    return number
 
 
 def holdings(owner: Array, num_clients: int) -> Holdings:
@@ -438,15 +420,6 @@ def largest_remainder(total: int, shares: Array) -> Array:
     missing = total - counts.sum()
     counts[np.argsort(counts - exact, kind="stable")[:missing]] += 1
     return counts
-
-
-def checked_alpha(alpha: float) -> float:
-    """Return `alpha`; raise ValueError if it is negative or not a number."""
-    if not alpha >= 0:
-        raise ValueError(
-            f"alpha is {alpha}: choose a number from 0 (most skewed) to inf (all clients alike)"
-        )
-    return alpha
 
 
 def log_gamma(shapes: Array, rows: int, rng: np.random.Generator) -> Array:  # [rows, shapes]

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from fedlens.config.options import did_you_mean
+from fedlens.config.sections import Count
 from fedlens.core.federation import Examples, Holdings
 from fedlens.data import s2 as cells
 from fedlens.data.class_names import rank
-from fedlens.data.partitions.dealing import NOBODY, Array, at_least_one, holdings
+from fedlens.data.partitions.dealing import NOBODY, Array, holdings
 from fedlens.storage.reading import csv_table, expanded
 
 HEADER = ("user_id", "image_id", "class")  # of a published file
@@ -42,7 +43,7 @@ def s2(
     num_clients: int | None,
     rng: np.random.Generator,
     *,
-    n_max: int,
+    n_max: Count,
     lat: str = "lat",
     lon: str = "lon",
 ) -> Holdings:
@@ -51,7 +52,6 @@ def s2(
     Cells with fewer than 0.01 `n_max` examples are left out, and so are examples without a place
     (not a number). A client is named by the token of its cell.
     """
-    at_least_one(n_max, "n_max")
     names, owner = cells.clients(_degrees(examples, lat, 90), _degrees(examples, lon, 180), n_max)
     return replace(holdings(owner, len(names)), names=tuple(names))
 
