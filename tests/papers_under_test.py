@@ -25,6 +25,7 @@ from fedlens.algorithm.slots import ExampleWeight, Solve, Wraps
 from fedlens.algorithms.admm import admm, ceadmm, fedadmm
 from fedlens.algorithms.apfl import apfl
 from fedlens.algorithms.bucketing import bucketing
+from fedlens.algorithms.bulyan import bulyan
 from fedlens.algorithms.by_distance import caf, dnc, mda
 from fedlens.algorithms.centred_clipping import centred_clipping
 from fedlens.algorithms.clip import clip
@@ -48,6 +49,7 @@ from fedlens.algorithms.fedprox import fedprox
 from fedlens.algorithms.fedrep import fedrep
 from fedlens.algorithms.fedvc import fedvc
 from fedlens.algorithms.fine_tune import fine_tune
+from fedlens.algorithms.fltrust import fltrust
 from fedlens.algorithms.geometric_median import geometric_median
 from fedlens.algorithms.krum import krum
 from fedlens.algorithms.lambda_sum import lambda_sum
@@ -55,14 +57,18 @@ from fedlens.algorithms.lastfc import lastfc
 from fedlens.algorithms.lg_fedavg import lg_fedavg
 from fedlens.algorithms.liadmm import celiadmm, liadmm
 from fedlens.algorithms.local_only import local_only
+from fedlens.algorithms.meamed import meamed
 from fedlens.algorithms.median import median
 from fedlens.algorithms.moon import moon
+from fedlens.algorithms.nnm import nnm
+from fedlens.algorithms.norm_bound import norm_bound
 from fedlens.algorithms.per_fedavg import per_fedavg
 from fedlens.algorithms.pfedme import pfedme
 from fedlens.algorithms.qfedavg import qfedavg
 from fedlens.algorithms.quantize import quantize
 from fedlens.algorithms.scaffold import scaffold
 from fedlens.algorithms.sign import sign
+from fedlens.algorithms.sign_guard import sign_guard
 from fedlens.algorithms.top_k import top_k
 from fedlens.algorithms.trimmed_mean import trimmed_mean
 from fedlens.core import Batch, Local, Memory, Number, Tree, keys, per_row
@@ -172,6 +178,12 @@ ALGORITHMS = {
     "caf": compose(BASE, caf()),
     "dnc": compose(BASE, dnc(byzantine=2)),
     "centred-clipping": compose(BASE, centred_clipping(radius=0.5)),
+    "bulyan": compose(replace(BASE, select=Uniformly(7)), bulyan()),
+    "meamed": compose(BASE, meamed()),
+    "fltrust": compose(BASE, fltrust(root=2)),
+    "sign-guard": compose(BASE, sign_guard()),
+    "norm-bound": compose(BASE, norm_bound()),
+    "nnm x trimmed-mean": compose(BASE, trimmed_mean(share=0.2), nnm()),
     "bucketing x median": compose(BASE, median(), bucketing(size=2)),
     "bucketing x centred-clipping": compose(
         BASE, centred_clipping(radius=0.5, iterations=3), bucketing(size=2)

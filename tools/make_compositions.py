@@ -22,7 +22,7 @@ starts. The table lists, for default options, which slots each algorithm refills
 it combines with. Its row `fedavg` has `over = "population"`, since plain FedAvg refills nothing.
 Algorithms that add to `objective` or `channel` combine with others that do. The order does not
 matter, except for steps of the channel, which run in the order in which they are named, and for
-`bucketing`, which is named after the combination that it goes before.
+`bucketing` and `nnm`, which are named after the combination that they go before.
 
 This page is made by `python tools/make_compositions.py` from what `fedlens.compose` accepts.
 

@@ -9,7 +9,7 @@ import torch
 
 import fedlens as fl
 from fedlens.algorithm import compose
-from fedlens.algorithms import krum, median, trimmed_mean
+from fedlens.algorithms import bucketing, krum, median, nnm, trimmed_mean
 from fedlens.attacks import Attack, Seen, hostile_key, under_attack
 from fedlens.attacks.sending import (
     alie,
@@ -25,8 +25,10 @@ from fedlens.attacks.sending import (
     scale,
     sign_flip,
 )
-from fedlens.config.names import ATTACKS
+from fedlens.config.names import ATTACKS, TRUST
 from fedlens.core import Cohort, keys
+from fedlens.runs.sweep import prepare
+from fedlens.setup.algorithm import attack_of
 from tests.conformance.quadratics import DOUBLE, close, plain
 from tests.conformance.test_robust import LAYOUT, some_updates
 from tests.toys import toy
@@ -273,3 +275,110 @@ def test_clients_that_draw_anew_have_no_data_to_poison():
     clients = replace(EXPERIMENT.clients, partition=fl.Named("fresh", {"per_class": 2}))
     with pytest.raises(ValueError, match="partition"):
         fl.run(replace(described("label-flip"), clients=clients))
+
+
+def defended(*papers, attack="sign-flip", **options):
+    named = fl.Named(attack, {"clients": (1, 4), **options})
+    return replace(EXPERIMENT, clients=fl.Clients(count=8), algorithm=papers, attack=named)
+
+
+@pytest.mark.parametrize(
+    ("papers", "total"),
+    [
+        (("geometric-median", "bucketing"), 1),
+        (("mda", "nnm"), 1),
+        (({"name": "centred-clipping", "radius": 0.1},), None),
+        (("norm-bound",), None),
+    ],
+)
+def test_records_say_how_much_each_client_counts_if_a_defence_knows(papers, total):
+    for record in fl.run(defended(*papers, scale=10.0)).records:
+        count = dict(zip(record["clients"], record["trust"], strict=True))
+        assert len(count) == 8
+        if total:
+            assert sum(count.values()) == pytest.approx(total)
+        else:
+            assert 0 < sum(count.values()) < 1
+            assert max(count[k] for k in (1, 4)) < min(count[k] for k in (0, 2, 3, 5, 6, 7))
+    assert "trust" not in fl.run(replace(defended("median"), rounds=1)).records[0]
+
+
+def test_what_clients_count_is_that_of_their_bucket_and_of_their_neighbours():
+    rows = some_updates(6)
+    rows[2] = 100.0
+    trust = {}
+    for name, before in (("nnm", nnm(1)), ("bucketing", bucketing(2))):
+        algorithm = compose(plain(6), krum(byzantine=0, keep=1), before)
+        ones = torch.ones(6, dtype=torch.int64)
+        cohort = Cohort(torch.arange(6), ones, ones, ones / 6, None, 6, 6)
+        memory = algorithm.combine.update(
+            {"w": rows}, cohort.size_shares, cohort, LAYOUT, {}, keys.root(1)
+        )[1]
+        trust[name] = memory[TRUST][TRUST]
+        assert memory[TRUST][TRUST].sum() == pytest.approx(1)
+        assert memory[TRUST][TRUST][2] == 0
+    assert sorted(trust["nnm"].tolist()) == pytest.approx([0, *[0.2] * 5])
+    assert sorted(trust["bucketing"].tolist()) == pytest.approx([0, 0, 0, 0, 0.5, 0.5])
+
+
+def test_points_of_a_sweep_under_attacks_on_updates_train_side_by_side():
+    papers = [("fedavg",), ("median",), ("krum",)]
+    points = {
+        f"{paper[0]} {attack}": replace(defended(*paper, attack=attack), engine="stacked")
+        for paper in papers
+        for attack in ("sign-flip", "alie", "optimal-ipm")
+    }
+    assert "9 points in 2 stacks" in prepare(points).describe()
+    swept = fl.sweep(points)
+    for name in ("krum alie", "median optimal-ipm"):
+        alone = fl.run(points[name])
+        for key, found in alone.model.items():
+            torch.testing.assert_close(found, swept[name].model[key])
+
+
+def drawn(one):
+    attack = attack_of(one)
+    assert attack is not None
+    return attack.hostile(8, hostile_key(one.seed))
+
+
+def test_the_client_that_fltrust_trusts_is_never_drawn_as_hostile():
+    for seed in range(6):
+        one = replace(
+            EXPERIMENT,
+            seed=seed,
+            algorithm=(fl.Named("fltrust", {"root": 3}),),
+            attack=fl.Named("sign-flip", {"clients": 7}),
+        )
+        hostile = drawn(one).nonzero().flatten().tolist()
+        assert hostile == [0, 1, 2, 4, 5, 6, 7]
+        less = replace(one, attack=fl.Named("sign-flip", {"clients": 2}))
+        others = drawn(replace(less, algorithm=()))
+        if not others[3]:
+            assert torch.equal(drawn(less), others)
+    with pytest.raises(ValueError, match="another root"):
+        fl.run(replace(one, attack=fl.Named("sign-flip", {"clients": [3]})))
+
+
+@pytest.mark.parametrize(
+    ("papers", "options", "words"),
+    [
+        (("krum",), {"clients": 2}, "2 of the 8 clients of a round are hostile, and krum withst"),
+        (("trimmed-mean", "nnm"), {"clients": 2}, "trimmed-mean with nnm withstands 0"),
+        (("fedavg",), {"clients": 8}, "all 8 clients are hostile"),
+        (("krum",), {"clients": 1}, ""),
+        (("fedavg",), {"clients": 3}, ""),
+    ],
+)
+def test_more_than_a_defence_withstands_is_told_in_a_line(caplog, papers, options, words):
+    fl.run(replace(defended(*papers, **options), rounds=1))
+    found = [record.getMessage() for record in caplog.records]
+    assert [words in one for one in found] == ([True] if words else [])
+
+
+def test_hostile_clients_without_an_example_to_change_are_told(caplog):
+    data = toy(96)
+    kept = data.train.take((data.train.labels != 2).nonzero().squeeze(1))
+    one = defended(attack="label-flip", source=2, target=0)
+    fl.run(replace(one, dataset=replace(data, train=kept), rounds=1))
+    assert "no example" in caplog.text

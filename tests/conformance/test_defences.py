@@ -7,18 +7,30 @@ import pytest
 import torch
 
 from fedlens.algorithm import compose
+from fedlens.algorithm.secure import with_secure_sums
 from fedlens.algorithms import (
+    bucketing,
+    bulyan,
     caf,
     centred_clipping,
     dnc,
+    fedns,
+    fltrust,
     geometric_median,
     krum,
     mda,
+    meamed,
     median,
+    nnm,
+    norm_bound,
+    sign_guard,
     trimmed_mean,
 )
+from fedlens.algorithms.fltrust import WithRoot
+from fedlens.algorithms.sign_guard import largest_cluster, sign_shares
 from fedlens.algorithms.trust import largest, products_about_mean, squared_distances
-from tests.conformance.quadratics import DOUBLE, close, plain
+from fedlens.core import keys
+from tests.conformance.quadratics import DOUBLE, close, plain, some
 from tests.conformance.test_robust import combine, some_updates
 
 BYZFL = json.loads(Path(__file__).with_name("byzfl.json").read_text())
@@ -36,6 +48,9 @@ INPUTS = {name: torch.tensor(rows, dtype=DOUBLE) for name, rows in BYZFL["inputs
         ("centred-clipping", centred_clipping(radius=1.0, iterations=3), "random"),
         ("mda", mda(2), "planted"),
         ("caf", caf(2), "line"),
+        ("meamed", meamed(2), "random"),
+        ("nnm, then median", (median(), nnm(2)), "random"),
+        ("nnm, then trimmed-mean", (trimmed_mean(2 / 9), nnm(2)), "random"),
     ],
 )
 def test_a_defence_gives_what_byzfl_gives(name, made, given):
@@ -43,7 +58,13 @@ def test_a_defence_gives_what_byzfl_gives(name, made, given):
 
 
 AMONG = 11  # clients
-HOSTILE = {
+MOVES = {
+    "median": (median(), 5),
+    "trimmed-mean": (trimmed_mean(4 / 11), 4),
+    "meamed": (meamed(5), 5),
+    "bulyan": (bulyan(2), 2),
+    "nnm x trimmed-mean": ((trimmed_mean(3 / 11), nnm(3)), 3),
+    "bucketing x median": ((median(), bucketing(1)), 5),
     "geometric-median": (geometric_median(), 5),
     "krum": (krum(4), 4),
     "multi-krum": (krum(3, keep=5), 3),
@@ -51,17 +72,31 @@ HOSTILE = {
     "caf": (caf(3), 3),
     "dnc": (dnc(3), 3),
 }
-"""Each defence, and how many hostile clients of eleven it withstands."""
+SCALES = {
+    "fltrust": (fltrust(root=10), 5),
+    "sign-guard": (sign_guard(), 5),
+    "norm-bound": (norm_bound(), 5),
+}
+HOSTILE = MOVES | SCALES
+"""Each defence, and how many hostile clients of eleven it withstands. Where 0 lies matters to those
+that only scale: they compare lengths, directions or signs."""
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_the_numbers_of_clients_play_no_role(name):
     updates, made = some_updates(AMONG), HOSTILE[name][0]
-    order = torch.randperm(AMONG, generator=torch.Generator().manual_seed(1))
+    order = torch.randperm(AMONG - 1, generator=torch.Generator().manual_seed(1))
+    order = torch.cat([order, torch.tensor([10])])  # the root stays who it is
     close(combine(made, updates[order]), combine(made, updates), 1e-10)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
+def test_scaling_all_updates_scales_what_a_defence_gives(name):
+    updates, made = some_updates(AMONG), HOSTILE[name][0]
+    close(combine(made, 3 * updates), 3 * combine(made, updates), 1e-10)
+
+
+@pytest.mark.parametrize("name", MOVES)
 def test_moving_and_scaling_all_updates_moves_and_scales_what_a_defence_gives(name):
     updates, made = some_updates(AMONG), HOSTILE[name][0]
     moved = 3 * updates + torch.linspace(-100, 100, 5, dtype=DOUBLE)
@@ -90,6 +125,14 @@ def test_as_many_hostile_clients_as_a_defence_withstands_move_it_little(name, di
 
 
 @pytest.mark.parametrize("name", HOSTILE)
+def test_a_defence_says_how_many_hostile_clients_it_withstands(name):
+    made, count = HOSTILE[name]
+    made = made if isinstance(made, tuple) else (made,)
+    most = compose(plain(AMONG), *made).combine.withstands(AMONG)
+    assert (most is None) if name == "norm-bound" else (most or 0) >= count
+
+
+@pytest.mark.parametrize("name", MOVES)
 def test_a_hostile_majority_has_its_way(name):
     found = combine(HOSTILE[name][0], far_off(6, 1e6))
     assert found.norm() > 1e5
@@ -137,6 +180,103 @@ def test_the_smallest_diameter_is_that_of_all_subsets():
     updates = some_updates(7)
     updates[[1, 5]] += 4
     close(combine(mda(2), updates), updates[[0, 2, 3, 4, 6]].mean(0))
+
+
+def test_bulyan_is_the_papers_choice_of_choices():
+    updates, f, left = some_updates(11), 2, [*range(11)]
+    chosen: list[int] = []
+    while len(chosen) < 11 - 2 * f:
+        scores = []
+        for i in left:
+            away = sorted(float((updates[i] - updates[j]).square().sum()) for j in left if j != i)
+            every = float((updates[i] - updates).square().sum())
+            scores.append((round(sum(away[: max(len(left) - f - 2, 1)]), 9), every))
+        chosen.append(left.pop(scores.index(min(scores))))
+    values = updates[chosen]
+    near = (values - values.median(0).values).abs().argsort(0)[: 11 - 4 * f]
+    close(combine(bulyan(f), updates), values.gather(0, near).mean(0))
+
+
+def test_fltrust_weighs_by_agreement_with_its_root():
+    updates = some_updates(6)
+    root, others = updates[2], updates[[0, 1, 3, 4, 5]]
+    agrees = torch.cosine_similarity(others, root[None]).clamp(min=0)
+    alike = others * root.norm() / others.norm(dim=1, keepdim=True)
+    close(combine(fltrust(root=2), updates), agrees @ alike / agrees.sum())
+
+
+def test_nobody_who_agrees_with_the_root_moves_nothing():
+    updates = torch.cat([some_updates(1), -some_updates(1).expand(4, -1)])
+    close(combine(fltrust(), updates), torch.zeros(5, dtype=DOUBLE))
+
+
+def test_the_root_takes_part_in_every_round():
+    problem = some(9)
+    select = WithRoot(plain(4).select, root=7)
+    for round in range(20):
+        drawn = select(problem.federation, round, keys.root(round)).tolist()
+        assert drawn[0] == 7 and len({*drawn}) == 4
+        assert select.of_size(2)(problem.federation, round, keys.root(round)).tolist() == drawn[:2]
+    with pytest.raises(ValueError, match="choose 0 to 8"):
+        WithRoot(plain(4).select, root=9)(problem.federation, 0, keys.root(0))
+
+
+def test_a_bound_shortens_long_updates_and_leaves_shares_alone():
+    updates = some_updates(5)
+    close(combine(norm_bound(norm=1e9), updates), updates.mean(0))
+    factor = (0.5 / updates.norm(dim=1)).clamp(max=1)
+    close(combine(norm_bound(norm=0.5), updates), (factor[:, None] * updates).mean(0))
+
+
+def test_signs_of_most_clients_are_one_cluster_and_others_are_left_out():
+    signs = torch.randn(9, 400, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    signs[[3, 7]] = signs[[3, 7]].abs() + 0.1
+    shares = sign_shares({"w": signs})
+    close(shares.sum(1), torch.ones(9, dtype=DOUBLE))
+    assert largest_cluster(shares).nonzero().flatten().tolist() == [0, 1, 2, 4, 5, 6, 8]
+
+
+def test_lengths_far_from_the_median_are_left_out():
+    updates = some_updates(7).abs()  # one cluster of signs
+    updates[2] *= 1e-3
+    updates[5] *= 1e3
+    kept = updates[[0, 1, 3, 4, 6]]
+    factor = (updates.norm(dim=1).median() / kept.norm(dim=1)).clamp(max=1)
+    close(combine(sign_guard(), updates), (factor[:, None] * kept).mean(0))
+
+
+def test_mixing_with_nobody_is_what_it_wraps():
+    updates = some_updates(9)
+    close(combine((median(), nnm(0)), updates), updates.mean(0))
+    close(combine((krum(2), nnm(2)), updates[:1].expand(9, -1)), updates[0])
+
+
+@pytest.mark.parametrize(
+    ("papers", "word"),
+    [
+        ((fedns(), nnm()), "nnm"),
+        ((median(), nnm(6)), "choose at most 5"),
+        ((bulyan(3),), "choose at most 2"),
+        ((meamed(6),), "choose at most 5"),
+        ((norm_bound(norm=0),), "norm is 0"),
+        ((sign_guard(low=2),), "low is 2"),
+        ((fltrust(root=-1),), "root is -1"),
+    ],
+)
+def test_what_a_defence_cannot_do_is_refused(papers, word):
+    with pytest.raises(ValueError, match=word):
+        compose(plain(12), *papers)
+
+
+DEFENCES = {**HOSTILE, "centred-clipping": (centred_clipping(), 5)}
+
+
+@pytest.mark.parametrize("name", DEFENCES)
+def test_defences_exclude_secure_sums_and_say_why(name):
+    made = DEFENCES[name][0]
+    algorithm = compose(plain(AMONG), *(made if isinstance(made, tuple) else (made,)))
+    with pytest.raises(ValueError, match="one by one"):
+        with_secure_sums(algorithm, clip=1.0, bits=32, cohort=AMONG, threshold=1.0)
 
 
 @pytest.mark.parametrize("made", [mda, caf, dnc])

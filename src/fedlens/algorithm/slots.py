@@ -312,6 +312,10 @@ class Combine(Protocol):
         """How many uploads it needs: with fewer reports a round is below quorum."""
         return 1
 
+    def withstands(self, clients: int) -> int | None:
+        """How many of so many clients may send anything, and move it little; None: nobody says."""
+        return None
+
     def check(self, layout: Layout) -> None:
         """Raise a ValueError for a model that lacks what this needs."""
         return
@@ -334,7 +338,9 @@ class Combine(Protocol):
     ) -> tuple[Tree, Memory]:
         """The combined update, and what to remember until the next round.
 
-        If it is defined, it alone is called, once, with all uploads and the round's key.
+        If it is defined, it alone is called, once, with all uploads and the round's key. It may
+        add how much each client counts, [C], as the only part, TRUST, of the memory TRUST: this
+        goes into the record, and is not remembered.
         """
         return self(updates, shares, cohort, layout), memory
 

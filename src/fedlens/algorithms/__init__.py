@@ -8,6 +8,7 @@ from fedlens.algorithms.admm import ceadmm as ceadmm
 from fedlens.algorithms.admm import fedadmm as fedadmm
 from fedlens.algorithms.apfl import apfl as apfl
 from fedlens.algorithms.bucketing import bucketing as bucketing
+from fedlens.algorithms.bulyan import bulyan as bulyan
 from fedlens.algorithms.by_distance import caf as caf
 from fedlens.algorithms.by_distance import dnc as dnc
 from fedlens.algorithms.by_distance import mda as mda
@@ -35,6 +36,7 @@ from fedlens.algorithms.fedprox import fedprox as fedprox
 from fedlens.algorithms.fedrep import fedrep as fedrep
 from fedlens.algorithms.fedvc import fedvc as fedvc
 from fedlens.algorithms.fine_tune import fine_tune as fine_tune
+from fedlens.algorithms.fltrust import fltrust as fltrust
 from fedlens.algorithms.geometric_median import geometric_median as geometric_median
 from fedlens.algorithms.krum import krum as krum
 from fedlens.algorithms.lambda_sum import lambda_sum as lambda_sum
@@ -43,14 +45,18 @@ from fedlens.algorithms.lg_fedavg import lg_fedavg as lg_fedavg
 from fedlens.algorithms.liadmm import celiadmm as celiadmm
 from fedlens.algorithms.liadmm import liadmm as liadmm
 from fedlens.algorithms.local_only import local_only as local_only
+from fedlens.algorithms.meamed import meamed as meamed
 from fedlens.algorithms.median import median as median
 from fedlens.algorithms.moon import moon as moon
+from fedlens.algorithms.nnm import nnm as nnm
+from fedlens.algorithms.norm_bound import norm_bound as norm_bound
 from fedlens.algorithms.per_fedavg import per_fedavg as per_fedavg
 from fedlens.algorithms.pfedme import pfedme as pfedme
 from fedlens.algorithms.qfedavg import qfedavg as qfedavg
 from fedlens.algorithms.quantize import quantize as quantize
 from fedlens.algorithms.scaffold import scaffold as scaffold
 from fedlens.algorithms.sign import sign as sign
+from fedlens.algorithms.sign_guard import sign_guard as sign_guard
 from fedlens.algorithms.top_k import top_k as top_k
 from fedlens.algorithms.trimmed_mean import trimmed_mean as trimmed_mean
 from fedlens.config import names

@@ -7,34 +7,29 @@ combination without it.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
 from fedlens.algorithm.slots import Combine
+from fedlens.algorithms.before import Before, check_before, traced
 from fedlens.core import Cohort, Memory, Tree, keys
 from fedlens.core.trees import moved
 from fedlens.network.layout import Layout
 
 
 @dataclass(frozen=True)
-class Bucketing(Combine):
+class Bucketing(Before):
     inner: Combine
     size: int
-    uses_shares: ClassVar[bool] = False
-    reads_cohort: ClassVar[bool] = False
 
     @property
     def fewest(self) -> int:
         return (self.inner.fewest - 1) * self.size + 1
 
-    def check(self, layout: Layout) -> None:
-        self.inner.check(layout)
-
-    def init(self, params: Tree) -> Memory:
-        return self.inner.init(params)
+    def withstands(self, clients: int) -> int | None:
+        return self.inner.withstands(-(-clients // self.size))
 
     def update(
         self,
@@ -56,7 +51,12 @@ class Bucketing(Combine):
             sums = u.new_zeros(num_buckets, *u.shape[1:]).index_add_(0, bucket, u[order])
             means[name] = sums / counts.to(u).view(-1, *[1] * (u.ndim - 1))
         equal = shares.new_full((num_buckets,), 1 / num_buckets)
-        return self.inner.update(means, equal, cohort, layout, memory, key)
+        made, memory = self.inner.update(means, equal, cohort, layout, memory, key)
+
+        def back(trust: Tensor) -> Tensor:
+            return trust.new_zeros(clients).index_copy(0, order, (trust / counts)[bucket])
+
+        return made, traced(memory, back)
 
 
 @paper
@@ -67,11 +67,7 @@ def bucketing(base: Algorithm, size: int = 2) -> Algorithm:
         size: s, the clients of a bucket; 2 is what the paper recommends.
     """
     inner = base.combine
-    if inner.reads_cohort:
-        raise ValueError(
-            "bucketing: what it goes before reads more of clients than their updates: name median, "
-            "trimmed-mean, krum or centred-clipping, and bucketing after it"
-        )
+    check_before(base, "bucketing")
     if size < 1:
         raise ValueError(f"bucketing: size is {size}: choose 1 or more")
     buckets = -(-base.select.cohort_size // size)

@@ -39,6 +39,9 @@ class AllBut(Trusting):
     def fewest(self) -> int:
         return 2 * self.byzantine + 1
 
+    def withstands(self, clients: int) -> int:
+        return self.byzantine
+
 
 @dataclass(frozen=True)
 class SmallestDiameter(AllBut):

@@ -2,10 +2,12 @@
 
 v = v + mean over the clients of (u_i - v) * min(1, radius / ||u_i - v||), some times over, from the
 v of the last round on. A client can move v by at most radius / C, however far away its update is.
-With a radius that nobody reaches it is the plain mean. Norms are those of all parameters together;
-of buffers it takes the coordinate-wise median, as `krum` does.
+With a radius that nobody reaches it is the plain mean. Norms are those of all parameters together,
+and products of the u_i - v give those of all iterations. Of buffers it takes the coordinate-wise
+median, as `krum` does.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -15,7 +17,9 @@ from torch import Tensor
 from fedlens.algorithm import Algorithm, at_least, paper
 from fedlens.algorithm.slots import Combine
 from fedlens.algorithms.median import middle
-from fedlens.core import Cohort, Memory, Number, Tree, per_row, squared_norm
+from fedlens.algorithms.trust import products_about
+from fedlens.config.names import TRUST
+from fedlens.core import Cohort, Memory, Number, Tree
 from fedlens.network.layout import Layout
 
 
@@ -25,6 +29,9 @@ class CentredClipping(Combine):
     iterations: int
     uses_shares: ClassVar[bool] = False
     reads_cohort: ClassVar[bool] = False
+
+    def withstands(self, clients: int) -> int:
+        return (clients - 1) // 2
 
     def init(self, params: Tree) -> Memory:
         return {"centre": {name: torch.zeros_like(p).double() for name, p in params.items()}}
@@ -38,17 +45,25 @@ class CentredClipping(Combine):
         memory: Memory,
         key: Tensor,
     ) -> tuple[Tree, Memory]:
-        centre = {name: v for name, v in memory["centre"].items() if name in updates}
-        for _ in range(self.iterations):
-            away = {name: updates[name] - v for name, v in centre.items()}
-            length = squared_norm(away).sqrt()  # [C]
-            factor = (self.radius / length.clamp(min=1e-300)).clamp(max=1)
-            centre = {
-                name: v + (away[name] * per_row(factor, away[name])).mean(0)
-                for name, v in centre.items()
-            }
+        before = {name: v for name, v in memory["centre"].items() if name in updates}
+        trust = self.trust({n: (updates[n].flatten(1), v.view(1, -1)) for n, v in before.items()})
+        centre = {
+            name: (1 - trust.sum()) * v + torch.tensordot(trust.to(v), updates[name].to(v), 1)
+            for name, v in before.items()
+        }
         buffers = {name: middle(u) for name, u in updates.items() if name not in centre}
-        return centre | buffers, {"centre": memory["centre"] | centre}
+        return centre | buffers, {"centre": memory["centre"] | centre, TRUST: {TRUST: trust}}
+
+    def trust(self, places: Mapping[str, tuple[Tensor, Tensor]]) -> Tensor:  # [C]
+        """w, such that the new v is the old one plus the sum of w_i times u_i - v."""
+        products = torch.stack([products_about(u.double(), v) for u, v in places.values()]).sum(0)
+        w = products.new_zeros(len(products))
+        for _ in range(self.iterations):
+            along = products @ w
+            away = (products.diagonal() - 2 * along + w @ along).clamp(min=0).sqrt()
+            factor = (self.radius / away.clamp(min=1e-300)).clamp(max=1)
+            w = w * (1 - factor.mean()) + factor / len(w)
+        return w
 
 
 @paper

@@ -22,6 +22,9 @@ class GeometricMedian(Trusting):
     smoothing: float
     iterations: int
 
+    def withstands(self, clients: int) -> int:
+        return (clients - 1) // 2
+
     def trust(self, params: Tree, shares: Tensor, cohort: Cohort) -> Tensor:
         squared = squared_distances(params)
         away = middle(squared.sqrt())

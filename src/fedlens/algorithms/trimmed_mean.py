@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
 from fedlens.algorithm.slots import Combine
+from fedlens.algorithms.median import of_ordered
 from fedlens.core import Cohort, Tree
 from fedlens.network.layout import Layout
 
@@ -21,10 +22,14 @@ class TrimmedMean(Combine):
     uses_shares: ClassVar[bool] = False
     reads_cohort: ClassVar[bool] = False
 
-    def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
+    def withstands(self, clients: int) -> int:
         # 0.29 * 100 = 28.999999999999996 must count as 29 clients.
-        cut = int(self.share * len(shares) + 1e-9)
-        return {name: u.sort(0).values[cut : len(u) - cut].mean(0) for name, u in updates.items()}
+        return int(self.share * clients + 1e-9)
+
+    def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
+        cut = self.withstands(len(shares))
+        kept = slice(cut, len(shares) - cut)
+        return {name: of_ordered(u, lambda o: o[kept].mean(0)) for name, u in updates.items()}
 
 
 @paper

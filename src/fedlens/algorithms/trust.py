@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fedlens.algorithm import Algorithm
 from fedlens.algorithm.slots import Combine
-from fedlens.algorithms.median import middle
+from fedlens.algorithms.median import COLUMNS, middle
+from fedlens.config.names import TRUST
 from fedlens.core import Cohort, Memory, Tree
 from fedlens.network.layout import Layout
 
@@ -40,17 +41,17 @@ class Trusting(Combine, Protocol):
         params = params_of(updates, layout)
         trust = self.trust(params, shares, cohort)
         return {
-            name: torch.tensordot(trust.to(u), u, 1) if name in params else middle(u)
+            name: self.combined(u, trust) if name in params else middle(u)
             for name, u in updates.items()
-        }, memory
+        }, memory | {TRUST: {TRUST: trust}}
+
+    def combined(self, update: Tensor, trust: Tensor) -> Tensor:  # [C, ...] to [...]
+        made: Tensor = torch.tensordot(trust.to(update), update, 1)
+        return made
 
 
 def params_of(updates: Tree, layout: Layout) -> Tree:
     return {name: u for name, u in updates.items() if layout.entries[name].role != "buffer"}
-
-
-COLUMNS = 2**15
-"""Coordinates of a tensor that a CPU multiplies at once: they stay in its cache."""
 
 
 def squared_distances(params: Tree) -> Tensor:  # [C, C]
@@ -64,15 +65,29 @@ def squared_distances(params: Tree) -> Tensor:  # [C, C]
         rows = u.flatten(1)
         norms = torch.linalg.vector_norm(rows, dim=1)
         origin = rows.index_select(0, norms.argsort()[len(rows) // 2, None])  # [1, D]
-        width = COLUMNS if rows.device.type == "cpu" else max(rows.shape[1], 1)
-        for some, start in zip(
-            torch.split(rows, width, 1), torch.split(origin, width, 1), strict=True
-        ):
-            away = some - start
-            products = products + away @ away.T
+        products = products + products_about(rows, origin)
     assert isinstance(products, Tensor), "a model without parameters"
     squares = products.diagonal()
     return (squares[:, None] + squares - 2 * products).clamp(min=0).fill_diagonal_(0)
+
+
+def products_about(rows: Tensor, origin: Tensor) -> Tensor:  # [C, D], [1, D] to [C, C]
+    """<u_i - o, u_j - o>, some columns at once."""
+    products = rows.new_zeros(len(rows), len(rows))
+    width = COLUMNS.get(rows.device.type, rows.shape[1])
+    for some, start in zip(
+        torch.split(rows, max(width, 1), 1), torch.split(origin, max(width, 1), 1), strict=True
+    ):
+        away = some - start
+        products.addmm_(away, away.T)
+    return products
+
+
+def lengths_of(params: Tree) -> Tensor:  # [C]
+    """||u_i||."""
+    each = [torch.linalg.vector_norm(u.flatten(1), dim=1) for u in params.values()]
+    lengths: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
+    return lengths
 
 
 def products_about_mean(squared: Tensor, weights: Tensor) -> Tensor:  # [C, C]

@@ -79,6 +79,7 @@ class Attack:
     redraw: bool = False
     sending: Sending | None = None
     data: Data | None = None
+    spared: int | None = None  # a client that is never drawn as hostile: `fltrust` trusts it
 
     def count(self, num_clients: int) -> int:
         """How many clients are hostile."""
@@ -89,6 +90,10 @@ class Attack:
                 raise ValueError(
                     f"attack.clients is {[*given]}: give different numbers from 0 to "
                     f"{num_clients - 1}"
+                )
+            if self.spared in given:
+                raise ValueError(
+                    f"attack.clients has {self.spared}, whom fltrust trusts: choose another root"
                 )
             return len(given)
         count = max(round(given * num_clients), 1) if 0 < given < 1 else int(given)
@@ -105,7 +110,10 @@ class Attack:
         if isinstance(self.clients, tuple):
             chosen = torch.tensor(self.clients)
         else:
-            chosen = keys.fold(key, torch.arange(num_clients)).argsort(stable=True)[:count]
+            order = keys.fold(key, torch.arange(num_clients)).argsort(stable=True)
+            chosen = (
+                order[order != self.spared][:count] if self.spared is not None else order[:count]
+            )
         found[chosen] = True
         return found
 
@@ -125,6 +133,9 @@ class Attacked(Combine):
     @property
     def fewest(self) -> int:
         return self.inner.fewest
+
+    def withstands(self, clients: int) -> int | None:
+        return self.inner.withstands(clients)
 
     def check(self, layout: Layout) -> None:
         self.inner.check(layout)

@@ -35,7 +35,7 @@ ALGORITHMS = ByName(
         "fedadam fedyogi fedadagrad": "fedopt",
         "scaffold fednova feddyn median trimmed-mean krum geometric-median": OWN,
         "mda caf dnc": "by_distance",
-        "centred-clipping bucketing": OWN,
+        "bulyan meamed fltrust sign-guard norm-bound centred-clipping bucketing nnm": OWN,
         "qfedavg fedbn fedper fedrep fedbabu lg-fedavg ditto apfl pfedme per-fedavg": OWN,
         "moon fedala fedproto fine-tune local-only fedcm": OWN,
         "clip quantize top-k sign fedbuff fedasync": OWN,
@@ -201,10 +201,23 @@ OUTCOMES = (
 BY_CLIENT = "client_accuracy"
 """The accuracies of all clients, in the records of runs with few."""
 
+TRUST = "trust"
+"""How much each client of a round counts, in the records of runs whose server weighs clients."""
+
 OF_ROUND = (
     *("round", "seconds", "evaluation_seconds", "train_loss", "examples"),
     *("batches", "batches_total", "clients", "bytes_up", "bytes_down"),
-    *(BY_CLIENT, "lr", "clock", "failed", "attempts", "staleness", "workers_lost", "epsilon"),
+    *(
+        BY_CLIENT,
+        TRUST,
+        "lr",
+        "clock",
+        "failed",
+        "attempts",
+        "staleness",
+        "workers_lost",
+        "epsilon",
+    ),
 )
 """The fields of a record besides measures of the model and of the algorithm, and besides scheduled
 numbers, whose names are their keys, with a dot (`server.lr`)."""

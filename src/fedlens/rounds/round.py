@@ -13,7 +13,7 @@ from torch import Tensor
 from fedlens.algorithm.channel import begin as begin_channel
 from fedlens.algorithm.channel import decode, told_of
 from fedlens.algorithm.secure import SecureSum
-from fedlens.config.names import refuse_taken
+from fedlens.config.names import TRUST, refuse_taken
 from fedlens.core import Cohort, Facts, Gathered, Memory, Tree, keys, tree_map
 from fedlens.core.by_client import ByClient
 from fedlens.core.federation import Federation
@@ -106,6 +106,7 @@ class Outcome(NamedTuple):
     bytes_down: int
     scalars: Mapping[str, Tensor]  # what the algorithm measured
     reports: Reports  # which clients reported, and why others that were asked did not
+    trust: Tensor | None = None  # [C] how much each counts, if `combine` finds this out
 
 
 def begin(
@@ -362,6 +363,8 @@ def _move(
         update, combining = algorithm.combine.update(
             update, shares, there, experiment.program.layout, combining, key
         )
+    trust = combining.get(TRUST, {}).get(TRUST)
+    combining = {name: tree for name, tree in combining.items() if name != TRUST}
     if not len(work):  # nobody took part: what they would have sent is zeros
         sent = experiment.program.leaving(exact)
         update = {name: t.new_zeros(t.shape[1:]) for name, t in sent.items()}
@@ -415,6 +418,7 @@ def _move(
         bytes_down=(num_bytes(model) + sum_of_bytes(state.told)) * reports.num_sent_down,
         scalars=means,
         reports=reports,
+        trust=trust,
     )
     for tell in algorithm.tell if len(work) else ():
         told = told | tell.update(told, gathered)

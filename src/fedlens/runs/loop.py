@@ -15,12 +15,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 
 from fedlens.config.experiment import Experiment
-from fedlens.config.names import BY_CLIENT
+from fedlens.config.names import BY_CLIENT, TRUST
 from fedlens.core import Tree
 from fedlens.core.trees import HostCopy
 from fedlens.engines import Engine
@@ -481,8 +482,9 @@ class StartedRound:
         for run, (state, outcome) in zip(runs, self.results, strict=True):
             run.newest_state = state
             numbers += [outcome.train_loss, *outcome.scalars.values()]
+            numbers += [] if outcome.trust is None else [outcome.trust]
         sums = sums_of_models([state for state, _ in self.results])
-        self.numbers = HostCopy((torch.stack([number.double() for number in numbers]), sums))
+        self.numbers = HostCopy((torch.cat([number.double().view(-1) for number in numbers]), sums))
         self.evaluations = []
         for run, (state, _) in zip(runs, self.results, strict=True):
             evaluation = Evaluation(run.setup, engine, state, run.tell_tested)
@@ -511,6 +513,11 @@ class StartedRound:
                 "bytes_down": outcome.bytes_down,
                 **scheduled(run.setup, state.round - 1),
                 **{name: next(numbers) for name in outcome.scalars},
+                **(
+                    {TRUST: [*islice(numbers, len(outcome.trust))]}
+                    if outcome.trust is not None
+                    else {}
+                ),
                 **(
                     who_failed(run.setup, state, outcome.reports) if run.setup.some_may_fail else {}
                 ),

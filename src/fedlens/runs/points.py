@@ -39,7 +39,7 @@ from fedlens.storage.run_files import last_saved, read_manifest
 MAY_DIFFER = {
     *("dataset", "engine", "device"),  # what they result in is compared instead
     *("rounds", "seed", "loss", "clients", "local", "server", "evaluate", "algorithm", "stop"),
-    *("faults", "reporting", "privacy"),
+    *("faults", "reporting", "privacy", "attack"),
 }
 """Keys in which stacked points may differ, as long as their clients do the same operations."""
 

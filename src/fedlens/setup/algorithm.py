@@ -128,10 +128,30 @@ def _check_secure(experiment: Experiment) -> None:
 
 
 def attack_of(experiment: Experiment) -> Attack | None:
-    made: Attack | None = None
-    if experiment.attack is not None:
-        made = ATTACKS.make(experiment.attack, of=Attack)
-    return made
+    if experiment.attack is None:
+        return None
+    made: Attack = ATTACKS.make(experiment.attack, of=Attack)
+    roots = [one.options.get("root", 0) for one in experiment.algorithm if one.name == "fltrust"]
+    return replace(made, spared=roots[0]) if roots else made
+
+
+def warn_of_attack(experiment: Experiment, algorithm: Algorithm) -> None:
+    """Warn of more hostile clients than the defence withstands, and of none to attack."""
+    attack, clients = attack_of(experiment), experiment.clients
+    if attack is None or clients.count is None:
+        return
+    hostile, cohort = attack.count(clients.count), min(clients.cohort, clients.count)
+    most, mean = algorithm.combine.withstands(cohort), hostile * cohort / clients.count
+    if hostile == clients.count:
+        logger.warning("attack: all %d clients are hostile, and nobody is attacked", hostile)
+    elif most is not None and mean > most:
+        logger.warning(
+            "attack: %.3g of the %d clients of a round are hostile, and %s withstands %d",
+            mean,
+            cohort,
+            " with ".join(named.name for named in experiment.algorithm),
+            most,
+        )
 
 
 def _number(given: float | Named) -> float:

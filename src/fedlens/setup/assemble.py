@@ -31,7 +31,13 @@ from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.devices import Devices
 from fedlens.rounds.reports import Clock, Faults, Reporting
 from fedlens.rounds.traffic import sent_besides, traffic
-from fedlens.setup.algorithm import attack_of, check_schedules, make_algorithm, warn_of_rate
+from fedlens.setup.algorithm import (
+    attack_of,
+    check_schedules,
+    make_algorithm,
+    warn_of_attack,
+    warn_of_rate,
+)
 from fedlens.setup.data import (
     ClientTests,
     check_finite,
@@ -176,6 +182,7 @@ def build(
         algorithm = make_algorithm(experiment)
     check_schedules(experiment)
     warn_of_rate(experiment.local)
+    warn_of_attack(experiment, algorithm)
     if device.type == "cpu" and not workers:
         demand_memory(experiment, dataset, algorithm, split)
     network, weights = shared_network(experiment, dataset, {} if networks is None else networks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,8 @@ from fedlens.data.partitions.altered import Altered
 from fedlens.data.partitions.dealing import NOBODY, dealt, holdings
 from fedlens.data.places import Counted, Source, existing
 from fedlens.engines.ray import OnDisk
+
+logger = logging.getLogger(__name__)
 
 
 class ClientTests(NamedTuple):
@@ -160,6 +163,8 @@ def poisoned(
             if images is train.images:
                 images = train.read(slice(None)).clone(memory_format=torch.preserve_format)
             images[members] = made.images
+    if images is train.images and torch.equal(labels, train.labels):
+        logger.warning("attack: hostile clients hold no example that it changes")
     rows = train.rows if images is train.images else None
     return replace(train, images=images, labels=labels, rows=rows)
 

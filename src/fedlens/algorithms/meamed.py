@@ -1,0 +1,56 @@
+"""Mean around the median (Xie, Koyejo and Gupta, 2018, arXiv:1802.10116).
+
+Of each coordinate, the C - f values nearest to their median are averaged.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedlens.algorithm import Algorithm, paper
+from fedlens.algorithm.slots import Combine
+from fedlens.algorithms.median import central, of_ordered
+from fedlens.algorithms.trust import check_byzantine
+from fedlens.core import Cohort, Tree
+from fedlens.network.layout import Layout
+
+
+@dataclass(frozen=True)
+class AroundMedian(Combine):
+    byzantine: int
+    uses_shares: ClassVar[bool] = False
+    reads_cohort: ClassVar[bool] = False
+
+    @property
+    def fewest(self) -> int:
+        return 2 * self.byzantine + 1
+
+    def withstands(self, clients: int) -> int:
+        return self.byzantine
+
+    def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
+        keep = len(shares) - self.byzantine
+        return {name: around_median(u, keep) for name, u in updates.items()}
+
+
+def around_median(update: Tensor, keep: int) -> Tensor:  # [C, ...]
+    """The mean of those `keep` values of each coordinate that are nearest to its median."""
+    return of_ordered(update, partial(_nearest, keep=keep))
+
+
+def _nearest(ordered: Tensor, keep: int) -> Tensor:  # [C, W] to [W]
+    away = (ordered - central(ordered)).abs()
+    return ordered.gather(0, away.topk(keep, 0, largest=False).indices).mean(0)
+
+
+@paper
+def meamed(base: Algorithm, byzantine: int = 1) -> Algorithm:
+    """Average the values nearest to the median, coordinate by coordinate.
+
+    Args:
+        byzantine: f, how many clients of a round may be hostile.
+    """
+    check_byzantine(base, "meamed", byzantine, 2, 1)
+    return replace(base, combine=AroundMedian(byzantine))

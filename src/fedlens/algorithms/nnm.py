@@ -1,0 +1,61 @@
+"""Nearest-neighbour mixing (Allouah et al., AISTATS 2023, arXiv:2302.01772), algorithm 2.
+
+In place of each update stands the mean of the C - f that are nearest to it, itself included, and
+the combination before it in the experiment is made of these means. So honest clients with
+different data look more alike to it. Buffers, such as BatchNorm's statistics, are not mixed.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedlens.algorithm import Algorithm, paper
+from fedlens.algorithm.slots import Combine
+from fedlens.algorithms.before import Before, check_before, traced
+from fedlens.algorithms.trust import check_byzantine, params_of, squared_distances
+from fedlens.core import Cohort, Memory, Tree
+from fedlens.network.layout import Layout
+
+
+@dataclass(frozen=True)
+class Mixing(Before):
+    inner: Combine
+    byzantine: int
+
+    @property
+    def fewest(self) -> int:
+        return max(self.inner.fewest, self.byzantine + 1)
+
+    def withstands(self, clients: int) -> int:
+        inner = self.inner.withstands(clients)
+        return self.byzantine if inner is None else min(inner, self.byzantine)
+
+    def update(
+        self,
+        updates: Tree,
+        shares: Tensor,
+        cohort: Cohort,
+        layout: Layout,
+        memory: Memory,
+        key: Tensor,
+    ) -> tuple[Tree, Memory]:
+        params, clients = params_of(updates, layout), len(shares)
+        near = squared_distances(params).argsort(dim=1, stable=True)[:, : clients - self.byzantine]
+        zeros = torch.zeros(clients, clients, dtype=torch.float64, device=shares.device)
+        mixing = zeros.scatter(1, near, 1 / (clients - self.byzantine))
+        mixed = {n: (mixing.to(u) @ u.flatten(1)).view_as(u) for n, u in params.items()}
+        made, memory = self.inner.update(updates | mixed, shares, cohort, layout, memory, key)
+        return made, traced(memory, lambda trust: trust @ mixing.to(trust))
+
+
+@paper
+def nnm(base: Algorithm, byzantine: int = 1) -> Algorithm:
+    """Average each client with those nearest to it, before a robust combination.
+
+    Args:
+        byzantine: f, how many clients of a round may be hostile.
+    """
+    check_before(base, "nnm")
+    check_byzantine(base, "nnm", byzantine, 2, 1)
+    return replace(base, combine=Mixing(base.combine, byzantine))
