@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import platform
 import statistics
 from collections.abc import Callable
@@ -35,6 +36,7 @@ from fedlens.config.experiment import Clients, Experiment, Privacy
 from fedlens.runs.bench import Workload, experiment, rounds, time_of
 from fedlens.runs.loop import torch_settings
 from fedlens.setup import Setup, build
+from origin import origin
 
 CLIP, NOISE, LR = 1.0, 1.0, 0.1
 Work = Callable[[], object]
@@ -242,8 +244,11 @@ def main() -> None:
     rows = PARTS[arguments.part](arguments)
     on_gpu = arguments.device.startswith("cuda")
     machine = torch.cuda.get_device_name() if on_gpu else platform.machine()
-    about = {"part": arguments.part, "machine": machine, "torch": torch.__version__}
+    about = origin() | {"part": arguments.part, "machine": machine, "torch": torch.__version__}
     about |= {"threads": torch.get_num_threads(), "precision": arguments.precision}
+    about |= {"load": [*os.getloadavg()], "repeats": arguments.repeats}
+    if arguments.part == "opacus":
+        about["opacus"] = importlib.import_module("opacus").__version__
     if arguments.json:
         print(json.dumps({**about, "rows": rows}))
         return

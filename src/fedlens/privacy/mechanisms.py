@@ -37,7 +37,7 @@ class Mechanism(Protocol):
         """The noise of round 0, 1, ... from new independent noise, and what to remember."""
         return fresh, memory
 
-    def squared(self, rounds: int, turns: int, separation: int) -> int:
+    def squared(self, rounds: int, turns: int, separation: int) -> float:
         """If it is correlated: the squared sensitivity of the first rounds, of which a client has
         so many turns. Here their columns of C have norm 1 and do not overlap."""
         return turns

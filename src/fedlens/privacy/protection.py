@@ -78,7 +78,7 @@ class Protection:
         more = self._squared(round + 1) - self._squared(round)
         return Release(self.noise / math.sqrt(more)) if more else None
 
-    def _squared(self, rounds: int) -> int:
+    def _squared(self, rounds: int) -> float:
         # In a cycle, every client has the same number of turns, or one more.
         turns = -(-rounds * self.noise_cohort // self.population)
         return self.mechanism.squared(rounds, turns, self.separation) if rounds else 0
