@@ -14,7 +14,19 @@ from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedlens.core import Batch, Cohort, Gathered, Local, Memory, Number, Plan, Tree, Upload, is_on
+from fedlens.core import (
+    Batch,
+    Cohort,
+    Gathered,
+    Local,
+    Memory,
+    Moved,
+    Number,
+    Plan,
+    Tree,
+    Upload,
+    is_on,
+)
 from fedlens.core.federation import Federation, Holdings
 from fedlens.network.layout import Layout, Role
 from fedlens.privacy.events import Release
@@ -157,9 +169,7 @@ class Solve(Protocol):
 
     def init(self, params: Tree) -> Memory: ...
 
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, local: Local
-    ) -> tuple[Tree, Memory]: ...
+    def update(self, grads: Tree, memory: Memory, params: Tree, local: Local) -> Moved: ...
 
 
 class Wraps(Solve, Protocol):
@@ -353,9 +363,7 @@ class Advance(Protocol):
 
     def init(self, params: Tree) -> Memory: ...
 
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, gathered: Gathered
-    ) -> tuple[Tree, Memory]: ...
+    def update(self, grads: Tree, memory: Memory, params: Tree, gathered: Gathered) -> Moved: ...
 
 
 @runtime_checkable

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper, up_to_one
-from fedlens.algorithm.pieces.second import carries_of_both, init_both, step_both
+from fedlens.algorithm.pieces.personal import carries_of_both, init_both, step_both
 from fedlens.algorithm.slots import OWN, Personal, Solve, Uploading, Wraps
-from fedlens.core import Local, Memory, Tree, Upload, per_row
+from fedlens.core import Local, Memory, Moved, Tree, Upload, per_row
 from fedlens.network.layout import Layout
 
 ALPHA = "alpha"
@@ -44,9 +44,7 @@ class MixedSecond(Wraps):
         row = next(iter(params.values()))
         return {**init_both(self.inner, params), ALPHA: {ALPHA: row.new_zeros(len(row))}}
 
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, local: Local
-    ) -> tuple[Tree, Memory]:
+    def update(self, grads: Tree, memory: Memory, params: Tree, local: Local) -> Moved:
         assert local.gradients is not None and local.step is not None
         own, first = memory[OWN], local.step == 0
         alpha = torch.where(first, local.memory[ALPHA][ALPHA], memory[ALPHA][ALPHA])  # [C]

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from fedlens.algorithm import Algorithm, at_least, check_pull, paper
 from fedlens.algorithm.pieces import SecondModel
-from fedlens.algorithm.pieces.second import carries_of_both, init_both, step_both
+from fedlens.algorithm.pieces.personal import carries_of_both, init_both, step_both
 from fedlens.algorithm.slots import OWN, Solve, Wraps
-from fedlens.core import Local, Memory, Number, Tree, per_row
+from fedlens.core import Local, Memory, Moved, Number, Tree, per_row
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,7 @@ class PulledSecond(Wraps):
     def init(self, params: Tree) -> Memory:
         return init_both(self.inner, params)
 
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, local: Local
-    ) -> tuple[Tree, Memory]:
+    def update(self, grads: Tree, memory: Memory, params: Tree, local: Local) -> Moved:
         assert local.gradients is not None
         own = memory[OWN]
         pulled = local.gradients(own)

@@ -21,7 +21,7 @@ from fedlens.algorithm.pieces import WHOLE_EPOCHS, Epochs, OwnHead
 from fedlens.algorithm.pieces.personal import head_of
 from fedlens.algorithm.pieces.solve import where_rows
 from fedlens.algorithm.slots import OWN, Personal, Solve, Uploading, Wraps
-from fedlens.core import Local, Memory, Number, Tree, Upload, per_row
+from fedlens.core import Local, Memory, Moved, Number, Tree, Upload, per_row
 from fedlens.core.trees import copies
 from fedlens.network.layout import Layout
 
@@ -43,9 +43,7 @@ class MixFirst(Wraps):
         ones = {name: torch.ones_like(params[name]) for name in head}
         return {**self.inner.init(params), WEIGHTS: ones}
 
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, local: Local
-    ) -> tuple[Tree, Memory]:
+    def update(self, grads: Tree, memory: Memory, params: Tree, local: Local) -> Moved:
         assert local.step is not None
         first = local.step < local.steps // self.epochs * self.mixing  # [C]
         weights = where_rows(local.step > 0, memory[WEIGHTS], local.memory[WEIGHTS])

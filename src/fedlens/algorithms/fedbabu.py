@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fedlens.algorithm import Algorithm, at_least, paper
 from fedlens.algorithm.pieces import OwnHead
 from fedlens.algorithm.slots import Solve, Wraps
-from fedlens.core import Local, Memory, Tree
+from fedlens.core import Local, Memory, Moved, Tree
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,7 @@ class BodyAlone(Wraps):
 
     inner: Solve
 
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, local: Local
-    ) -> tuple[Tree, Memory]:
+    def update(self, grads: Tree, memory: Memory, params: Tree, local: Local) -> Moved:
         body = {name: p for name, p in params.items() if name not in local.own}
         return self.inner.update({name: grads[name] for name in body}, memory, body, local)
 

@@ -18,6 +18,7 @@ from fedlens.core import (
     Gathered,
     Local,
     Memory,
+    Moved,
     Number,
     Tree,
     Upload,
@@ -72,9 +73,7 @@ class Corrective(Advance):
     def init(self, params: Tree) -> Memory:
         return {"h": zeros_like(params)}
 
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, gathered: Gathered
-    ) -> tuple[Tree, Memory]:
+    def update(self, grads: Tree, memory: Memory, params: Tree, gathered: Gathered) -> Moved:
         part = len(gathered.cohort.clients) / gathered.cohort.num_clients
         h, moved = {}, {}
         for name, p in params.items():

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedlens.algorithm import Algorithm, at_least, below_one, paper, up_to_one
 from fedlens.algorithm.pieces import Sgd
 from fedlens.algorithm.slots import Advance
-from fedlens.core import Gathered, Memory, Number, Tree, per_row, zeros_like
+from fedlens.core import Gathered, Memory, Moved, Number, Tree, per_row, zeros_like
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,7 @@ class Adaptive(Advance):
         start = {n: torch.zeros_like(p) + per_row(self.tau, p) ** 2 for n, p in params.items()}
         return {"m": zeros_like(params), "v": start}
 
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, gathered: Gathered
-    ) -> tuple[Tree, Memory]:
+    def update(self, grads: Tree, memory: Memory, params: Tree, gathered: Gathered) -> Moved:
         m, v, moved = memory["m"], memory["v"], {}
         for name, p in params.items():
             d = -grads[name]

@@ -20,7 +20,7 @@ from fedlens.algorithm import Algorithm, at_least, paper
 from fedlens.algorithm.pieces import WHOLE_EPOCHS, Epochs, OwnModel
 from fedlens.algorithm.pieces.personal import head_of
 from fedlens.algorithm.slots import Penalty, Solve, Tell, Uploading, Wraps
-from fedlens.core import Gathered, Local, Memory, Number, Tree, Upload, per_row
+from fedlens.core import Gathered, Local, Memory, Moved, Number, Tree, Upload, per_row
 from fedlens.core.federation import Federation
 from fedlens.network.ops import weighted_mean
 
@@ -61,9 +61,7 @@ class Summed(Wraps):
     def init(self, params: Tree) -> Memory:
         return {**self.inner.init(params), PROTOTYPES: sums_of(params, axes=1)}
 
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, local: Local
-    ) -> tuple[Tree, Memory]:
+    def update(self, grads: Tree, memory: Memory, params: Tree, local: Local) -> Moved:
         assert local.features is not None and local.batch is not None and local.step is not None
         found, mask = memory[PROTOTYPES], local.batch.mask
         begins = local.step % (local.steps // self.epochs).clamp(min=1) == 0  # [C] an epoch

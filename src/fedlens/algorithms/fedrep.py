@@ -14,7 +14,7 @@ import torch
 from fedlens.algorithm import Algorithm, at_least, paper
 from fedlens.algorithm.pieces import WHOLE_EPOCHS, Epochs, OwnHead
 from fedlens.algorithm.slots import Solve, Wraps
-from fedlens.core import Local, Memory, Tree, per_row, tree_map
+from fedlens.core import Local, Memory, Moved, Tree, per_row, tree_map
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,7 @@ class HeadFirst(Wraps):
     head_epochs: int
     epochs: int
 
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, local: Local
-    ) -> tuple[Tree, Memory]:
+    def update(self, grads: Tree, memory: Memory, params: Tree, local: Local) -> Moved:
         assert local.step is not None
         first = local.step < local.steps // self.epochs * self.head_epochs  # [C]
 

@@ -16,7 +16,7 @@ from fedlens.algorithm import Algorithm, at_least, paper
 from fedlens.algorithm.pieces import Tuned
 from fedlens.algorithm.pieces.solve import where_rows
 from fedlens.algorithm.slots import Solve, Wraps
-from fedlens.core import Local, Memory, Number, Tree, is_on, per_row, tree_map, zeros_like
+from fedlens.core import Local, Memory, Moved, Number, Tree, is_on, per_row, tree_map, zeros_like
 from fedlens.core.trees import copies
 
 
@@ -40,9 +40,7 @@ class InTurn(Wraps):
         memory = {**self.inner.init(params), "start": zeros_like(params)}
         return memory | ({"outer": zeros_like(params)} if is_on(self.delta) else {})
 
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, local: Local
-    ) -> tuple[Tree, Memory]:
+    def update(self, grads: Tree, memory: Memory, params: Tree, local: Local) -> Moved:
         assert local.step is not None
         turn = 3 if self.reads_batch else 2
         place = local.step % turn  # []

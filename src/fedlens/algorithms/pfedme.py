@@ -17,7 +17,7 @@ import torch
 from fedlens.algorithm import Algorithm, at_least, paper
 from fedlens.algorithm.pieces import Equally, SecondModel, Sgd
 from fedlens.algorithm.slots import OWN, Solve
-from fedlens.core import Local, Memory, Number, Tree, per_row
+from fedlens.core import Local, Memory, Moved, Number, Tree, per_row
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,7 @@ class Envelope(Solve):
     def init(self, params: Tree) -> Memory:
         return {}
 
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, local: Local
-    ) -> tuple[Tree, Memory]:
+    def update(self, grads: Tree, memory: Memory, params: Tree, local: Local) -> Moved:
         assert local.gradients is not None and local.step is not None
         own, is_first = memory[OWN], local.step == 0
         theta = {n: torch.where(is_first, p, own[n]) for n, p in params.items()}

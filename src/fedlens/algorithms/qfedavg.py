@@ -22,7 +22,7 @@ from fedlens.algorithm.pieces import (
     is_sgd,
 )
 from fedlens.algorithm.slots import Advance
-from fedlens.core import Gathered, Local, Memory, Number, Tree, Upload, per_row
+from fedlens.core import Gathered, Local, Memory, Moved, Number, Tree, Upload, per_row
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,7 @@ class Fairly(Advance):
     def init(self, params: Tree) -> Memory:
         return {}
 
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, gathered: Gathered
-    ) -> tuple[Tree, Memory]:
+    def update(self, grads: Tree, memory: Memory, params: Tree, gathered: Gathered) -> Moved:
         total = gathered.extra["fair"]["h"]
         return {n: p - per_row(self.lr, p) * grads[n] / total for n, p in params.items()}, memory
 

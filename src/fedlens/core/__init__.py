@@ -10,6 +10,7 @@ from fedlens.core.types import Gathered as Gathered
 from fedlens.core.types import LayerFactors as LayerFactors
 from fedlens.core.types import Local as Local
 from fedlens.core.types import Memory as Memory
+from fedlens.core.types import Moved as Moved
 from fedlens.core.types import Number as Number
 from fedlens.core.types import Plan as Plan
 from fedlens.core.types import StepNumbers as StepNumbers

@@ -114,6 +114,9 @@ OWN = keys.purpose("own")  # keeps the names that algorithms choose apart from t
 Memory = dict[str, Tree]
 """What is remembered from one round, or one step, to the next, by name."""
 
+Moved = tuple[Tree, Memory]
+"""The parameters after a step, and what is remembered for the next one."""
+
 
 @dataclass
 class Local:

@@ -14,7 +14,7 @@ from fedlens.core.federation import Examples
 from fedlens.engines.recording import run_program
 from fedlens.network.network import Network
 from fedlens.network.private import AnyModel
-from fedlens.rounds.client import ClientProgram, TakeSteps
+from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.engine import Engine
 from fedlens.rounds.work import Part, Shared, Work
 
@@ -39,24 +39,14 @@ class Sequential(Engine):
             model = self._fast_model(program)
             shared = shared._replace(params=self.network.lay_out_single(shared.params))
         for client in range(len(work)):
-            mine = work.rows(slice(client, client + 1))
-            take_steps = self._counted_steps(program, model, work, client)
+            mine, take_steps = work.rows(slice(client, client + 1)), None
+            if self.on_step is not None:  # somebody listens
+                taken = map(partial(self.on_step, work, client), itertools.count(1))
+                on_step = partial(next, taken)
+                take_steps = partial(program.take_steps, model, self.examples, on_step=on_step)
             yield from run_program(
                 program, model, self.examples, shared, mine, take_steps=take_steps
             )
-
-    def _counted_steps(
-        self, program: ClientProgram, model: AnyModel, work: Work, client: int
-    ) -> TakeSteps | None:
-        """`ClientProgram.take_steps` that reports each step of a client, if anybody listens."""
-        on_step, taken = self.on_step, itertools.count(1)
-        if on_step is None:
-            return None
-
-        def report() -> None:
-            on_step(work, client, next(taken))
-
-        return partial(program.take_steps, model, self.examples, on_step=report)
 
     @property
     def predicts_fast(self) -> bool:

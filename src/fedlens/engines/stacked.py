@@ -74,17 +74,14 @@ class Stacked(Engine):
 
     @property
     def padding_share(self) -> float | None:
-        """The share of the examples computed so far that was padding of shorter batches.
-
-        Clients with fewer steps are removed when they are done, and need no padding. None: nothing
-        was computed.
-        """
+        """Clients with fewer steps are removed when they are done, and need no padding."""
         return 1 - self._num_real / self._num_computed if self._num_computed else None
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
         prepared = self._prepared_for(program)
         shared = shared._replace(params=self.network.lay_out_stacked(shared.params))
-        start, each = 0, _clients_of_each(work)
+        counts = {end - first for _, first, end in work.spans}
+        start, each = 0, counts.pop() if work.group is not None and len(counts) == 1 else 1
         one_by_one = faster_one_by_one(self.network, program, work)
         has_dropped = prepared.recorder is None  # whether no recordings are left to drop
         while start < len(work):
@@ -249,9 +246,3 @@ def memory_of(device: torch.device) -> int:
 
 def _size(examples: Examples, which: Which) -> int:
     return len(range(len(examples))[which]) if isinstance(which, slice) else len(which)
-
-
-def _clients_of_each(work: Work) -> int:
-    """How many clients each experiment has, if that is the same number; else 1."""
-    counts = {end - first for _, first, end in work.spans}
-    return counts.pop() if work.group is not None and len(counts) == 1 else 1

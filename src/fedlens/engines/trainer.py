@@ -9,7 +9,7 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -142,7 +142,13 @@ class Trainer:
         work = self._work.rows(rows)
         work = replace(work, memory=unstack(moved(memory, self.device), len(work)))
         parts = self._engine.map(self.program, self._there, work)
-        part = next(parts) if len(work) == 1 else _together(parts)
+        if len(work) == 1:
+            part = next(parts)
+        else:
+            uploads = Uploads()
+            for each in parts:
+                uploads.add(each)
+            part = uploads.whole()
         scalars, channel_scalars = map_tensors((part.scalars, part.channel_scalars), Tensor.double)
         sent = part._replace(keep=(), scalars=scalars, channel_scalars=channel_scalars)
         return Trained(sent, stack(part.keep))
@@ -178,13 +184,6 @@ class Trainer:
         there = examples.to(self.device, self._images.get(name))
         self._images[name] = there.images
         return there
-
-
-def _together(parts: Iterator[Part]) -> Part:
-    uploads = Uploads()
-    for part in parts:
-        uploads.add(part)
-    return uploads.whole()
 
 
 class TorchSettings(NamedTuple):

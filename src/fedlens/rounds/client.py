@@ -55,11 +55,6 @@ class StepInput(NamedTuple):
     def at(self, which: slice) -> StepInput:
         return StepInput._make([*(t[:, which] for t in self[:-1]), self.step[which]])
 
-    def by_step(self) -> StepInput:
-        """The same as [S, C, ...], for all steps at once: a kernel for each step costs more."""
-        ordered = (t.transpose(0, 1).contiguous() for t in self[:-1])
-        return StepInput._make([*ordered, self.step])
-
 
 def each_step(
     examples: Examples,
@@ -68,22 +63,19 @@ def each_step(
     at_once: int | None = None,
 ) -> Iterator[tuple[StepInput, Tensor]]:
     """Yield each step and its images [C, B, ...], read and prepared for several steps at once."""
-    ordered = now.by_step()
-    steps = map(StepInput._make, zip(*(t.unbind() for t in ordered), strict=True))
-    at_once = at_once or _steps_at_once(examples, ordered.chosen[0].numel())
-    for first in range(0, len(ordered.chosen), at_once):
-        some = ordered.chosen[first : first + at_once]
+    # As [S, C, ...], for all steps at once: a kernel for each step costs more.
+    chosen, *rest = (t.transpose(0, 1).contiguous() for t in now[:-1])
+    ordered = (t.unbind() for t in (chosen, *rest, now.step))
+    steps = map(StepInput._make, zip(*ordered, strict=True))
+    if at_once is None:
+        size = chosen[0].numel() * examples.images.shape[1:].numel()  # pixel values of a step
+        at_once = max(READ_AHEAD // size, 1) if examples.images.is_cuda else 1
+    for first in range(0, len(chosen), at_once):
+        some = chosen[first : first + at_once]
         images = examples.read(some.flatten())
         images = images.view(*some.shape, *images.shape[1:])
         for shown in (images if prepare is None else prepare(images)).unbind():
             yield next(steps), shown
-
-
-def _steps_at_once(examples: Examples, num_images: int) -> int:
-    """How many steps, each of this many images, are read at once."""
-    if not examples.images.is_cuda:
-        return 1
-    return max(READ_AHEAD // (num_images * examples.images.shape[1:].numel()), 1)
 
 
 def as_batch(
@@ -157,30 +149,16 @@ def one_for_all(losses: Tensor, ones: Tensor) -> Tensor:  # [C] each
     return one
 
 
-def numbers_of_clients(inputs: ClientInputs, params: Tree) -> tuple[Tensor, ...]:
-    """The numbers of the local steps, if they are an input: each [] or, by client, [C]."""
-    if inputs.numbers is None:
-        return ()
-    numbers = inputs.numbers.to(next(iter(params.values())).dtype)
-    if inputs.group is None or len(inputs.cohort_sizes) == 1:
-        return tuple(number[0] for number in numbers)
-    return tuple(number[inputs.group] for number in numbers)
-
-
-def rows_of(local: Local, which: slice) -> Local:
-    """Copies of some clients of `local`; shared tensors, with a leading axis of 1, stay."""
-    return _of_clients(local, lambda t: t[which].clone())
-
-
-def views_of(local: Local, which: slice) -> Local:
-    """The same as views."""
-    return _of_clients(local, lambda t: t.detach()[which])
-
-
-def _of_clients(local: Local, fn: Callable[[Tensor], Tensor]) -> Local:
+def rows_of(local: Local, which: slice, *, views: bool) -> Local:
+    """Some clients of `local`, as copies or views; tensors with a leading axis of 1 are shared."""
     clients = len(local.steps)
-    local = replace(local, step=None, count=None, loss=None)
-    some: Local = map_tensors(local, lambda t: fn(t) if t.ndim and len(t) == clients else t)
+
+    def own(t: Tensor) -> Tensor:
+        if not t.ndim or len(t) != clients:
+            return t
+        return t.detach()[which] if views else t[which].clone()
+
+    some: Local = map_tensors(replace(local, step=None, count=None, loss=None), own)
     return some
 
 
@@ -376,7 +354,7 @@ class ClientProgram:
 
         `take_steps` is an engine's own implementation, which keeps clients' tensors in place.
         """
-        some_of = rows_of if take_steps is None else views_of
+        some_of = partial(rows_of, views=take_steps is not None)
         take_steps = take_steps or partial(self.take_steps, model, examples)
         local, loss = self._train(examples.labels, cuts, take_steps, some_of, shared, inputs)
         if inputs.to_cohort is not None:
@@ -550,6 +528,11 @@ class ClientProgram:
         beside = personal is not None and personal.beside
         for name, t in ({} if beside else own).items():
             (params if name in params else buffers)[name] = t
+        numbers: tuple[Tensor, ...] = ()  # [] or [C] each, if those of local steps are an input
+        if inputs.numbers is not None:
+            one = group is None or len(inputs.cohort_sizes) == 1
+            found = inputs.numbers.to(next(iter(params.values())).dtype)
+            numbers = tuple(number[0 if one else group] for number in found)
         local = Local(
             params=params,
             buffers=buffers,
@@ -561,7 +544,7 @@ class ClientProgram:
             solver={},
             steps=inputs.steps,
             group=group,
-            numbers=numbers_of_clients(inputs, params),
+            numbers=numbers,
             clients=inputs.clients,
             client_keys=inputs.keys,
             own=self.own_names,

@@ -179,19 +179,6 @@ class Gathering(Protocol):
 
 
 @dataclass(frozen=True)
-class Everyone(Gathering):
-    """No client fails."""
-
-    asked: Asked
-
-    def reports(self) -> Reports:
-        return Reports(self.asked)
-
-    def without(self, reports: Reports, rejected: Mapping[int, str]) -> Reports:
-        raise AssertionError("without a clock nothing is rejected")
-
-
-@dataclass(frozen=True)
 class Synchronous(Gathering):
     """Takes the first `goal` reports before the deadline; below quorum it asks others, or stops."""
 
@@ -215,9 +202,8 @@ class Synchronous(Gathering):
         if len(left.reported.clients) >= self.quorum:
             return left
         left = _in_vain(left)
-        if reports.num_trained >= MOST_TRAINED:
+        if reports.num_trained >= MOST_TRAINED or self.clock.reporting.below_quorum == "stop":
             raise self._stop(left)
-        self._check_repeats(left)
         return self._from(replace(left, time=left.time + PAUSE))
 
     def _from(self, before: Reports) -> Reports:
@@ -239,24 +225,20 @@ class Synchronous(Gathering):
             found = Reports(asked.rows(rows), failed, time, attempt + 1, before.num_trained + 1)
             if enough:
                 return found
-            self._check_repeats(found)
+            if self.clock.reporting.below_quorum == "stop":
+                raise self._stop(found)
             time += PAUSE
         raise self._stop(found)
-
-    def _check_repeats(self, found: Reports) -> None:
-        if self.clock.reporting.below_quorum == "stop":
-            raise self._stop(found)
 
     def _stop(self, found: Reports) -> BelowQuorum:
         return _below_quorum(self.call, found, len(self.asked.clients), self.quorum)
 
 
 @dataclass(frozen=True)
-class Elsewhere(Gathering):
-    """Real clients at sites: which of them answered is only known afterwards."""
+class AsAsked(Gathering):
+    """All clients report. At real sites, which of them answered is only known afterwards."""
 
     call: Call
-    reporting: Reporting
     asked: Asked  # at first
 
     def reports(self) -> Reports:
@@ -265,10 +247,11 @@ class Elsewhere(Gathering):
     def without(self, reports: Reports, rejected: Mapping[int, str]) -> Reports:
         left, algorithm = _refused(reports, rejected), self.call.algorithm
         goal = min(algorithm.select.cohort_size, len(self.asked.clients))
-        quorum = self.reporting.needed(goal, algorithm.combine.fewest)
+        assert self.call.elsewhere is not None, "without a clock nothing is rejected here"
+        quorum = self.call.elsewhere.needed(goal, algorithm.combine.fewest)
         if len(left.reported.clients) >= quorum:
             return left
-        if self.reporting.below_quorum == "stop" or left.attempts >= MOST_TRAINED:
+        if self.call.elsewhere.below_quorum == "stop" or left.attempts >= MOST_TRAINED:
             raise _below_quorum(self.call, _in_vain(left), len(self.asked.clients), quorum)
         # Clients that answered need not train again. If the others are back, the result is the
         # same as without a failure.
@@ -411,9 +394,9 @@ def gathering(call: Call, asked: Asked | None) -> Gathering:
         clock = call.clock or Clock(alike(call.federation.num_clients, keys.root(call.seed)))
         return Asynchronous(call, clock, pace.buffer)
     assert asked is not None
-    if call.elsewhere is not None:
-        return Elsewhere(call, call.elsewhere, asked)
-    return Everyone(asked) if call.clock is None else Synchronous(call, call.clock, asked)
+    if call.clock is None or call.elsewhere is not None:
+        return AsAsked(call, asked)
+    return Synchronous(call, call.clock, asked)
 
 
 def _ask_again(call: Call, attempt: int) -> Asked:

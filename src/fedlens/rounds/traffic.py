@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedlens.algorithm.secure import SecureSum
 from fedlens.core import Facts, Local, Memory, Tree
@@ -68,8 +68,4 @@ def sent_besides(program: ClientProgram, params: Tree, buffers: Tree, told: Memo
     )
     with torch.no_grad():
         sent = algorithm.upload(local).extra
-    return {name: map_tensors(tree, _of_one) for name, tree in sent.items()}
-
-
-def _of_one(tensor: Tensor) -> Tensor:
-    return tensor[0]
+    return {name: map_tensors(tree, itemgetter(0)) for name, tree in sent.items()}

@@ -160,11 +160,14 @@ class ClientInputs(NamedTuple):
         if (listed[1:] > listed[:-1]).any():
             order = steps.argsort(descending=True, stable=True)
             steps, to_cohort, mine = steps[order], order.argsort(), work.rows(order)
+        num_steps = np.arange(mine.plan.index.shape[1])
+        # By NumPy: on a GPU it would take thirty small kernels.
+        by_step = keys.fold(mine.keys.numpy()[:, None], DROPOUT, num_steps)
         return cls(
             plan=mine.plan,
             clients=mine.cohort.clients,
             keys=mine.keys,
-            dropout_keys=_of_steps(mine.keys, mine.plan.index.shape[1]),
+            dropout_keys=torch.from_numpy(by_step),
             facts=mine.facts,
             steps=steps,
             group=mine.group,
@@ -183,12 +186,6 @@ class ClientInputs(NamedTuple):
         mine: Cohort = map_tensors(self.cohort, itemgetter(rows))
         counts: Any = {name: getattr(mine, name)[0] for name in COUNTS}
         return mine._replace(**counts)
-
-
-def _of_steps(client_keys: Tensor, num_steps: int) -> Tensor:  # [C, T]
-    """A key for each step of each client, by NumPy: on a GPU it would take thirty small kernels."""
-    by_client = client_keys.numpy()[:, None]
-    return torch.from_numpy(keys.fold(by_client, DROPOUT, np.arange(num_steps)))
 
 
 Shapes = tuple[torch.Size, ...]

@@ -14,7 +14,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedlens.config.experiment import Evaluate
 from fedlens.core import Tree
-from fedlens.core.federation import Federation, Fixed
+from fedlens.core.federation import Fixed
 from fedlens.data.places import cache
 from fedlens.evaluation.evaluate import (
     ByClient,
@@ -71,12 +71,6 @@ def check_clients_are_tested(setup: Setup) -> None:
         )
 
 
-def has_baselines(setup: Setup) -> bool:
-    """Whether FedAvg, and clients alone, are trained to compare a personal algorithm with."""
-    experiment = setup.experiment
-    return setup.is_personal and experiment.evaluate.baselines and experiment.privacy is None
-
-
 def by_client(
     setup: Setup, final: State, twin: Twin | None, watch: Watch | None
 ) -> ByClient | None:
@@ -85,8 +79,9 @@ def by_client(
     During training, `watch` is called after each pass with its number (`tuned` or `alone`), or each
     round of FedAvg (`baseline`), and the number of these (`of`).
     """
-    evaluate = setup.experiment.evaluate
-    own, compares, new = setup.program.algorithm.personal, has_baselines(setup), setup.unseen
+    experiment, evaluate = setup.experiment, setup.experiment.evaluate
+    own, new = setup.program.algorithm.personal, setup.unseen
+    compares = setup.is_personal and evaluate.baselines and experiment.privacy is None
     tune = own.tune if own is not None else 0
     trains = bool(evaluate.fine_tune or evaluate.local_only or tune)
     is_fleet = setup.engine.reporting is not None  # its server has no examples
@@ -107,33 +102,19 @@ def by_client(
         found = found._replace(elsewhere=torch.tensor(forgot, dtype=torch.float64))
     if not trains and new is None:
         return found
-    plain = plain_training(setup)
-    with torch_settings(plain.experiment, plain.device, plain.threads):
-        try:
-            # With the last values of schedules: it continues the run.
-            last = plain.program_of(plain.experiment.rounds - 1)
-            if tune or new is not None:
-                which, away = None if tune else new, found.elsewhere
-                tuned = _accuracy(
-                    setup, plain, models, [last] * passes, "tuned", watch, which, away
-                )
-                found = found._replace(federated=torch.where(tuned.isnan(), found[0], tuned))
-            if new is not None:
-                is_new = torch.isin(torch.arange(len(tests.holdings)), new)
-                found = found._replace(unseen=is_new)
-            if count := evaluate.fine_tune:
-                tuned = _accuracy(setup, plain, models, [last] * count, "tuned", watch)
-                found = found._replace(fine_tuned=tuned)
-            if evaluate.local_only and not compares:
-                alone = _accuracy(setup, plain, None, _passes(plain), "alone", watch)
-                found = found._replace(local_only=alone)
-        finally:
-            plain.engine.close()
+    with training_alone(setup, watch) as alone:
+        if tune or new is not None:
+            which = None if tune else new
+            tuned = alone.accuracy(models, alone.last(passes), "tuned", which, found.elsewhere)
+            found = found._replace(federated=torch.where(tuned.isnan(), found[0], tuned))
+        if new is not None:
+            is_new = torch.isin(torch.arange(len(tests.holdings)), new)
+            found = found._replace(unseen=is_new)
+        if count := evaluate.fine_tune:
+            found = found._replace(fine_tuned=alone.accuracy(models, alone.last(count), "tuned"))
+        if evaluate.local_only and not compares:
+            found = found._replace(local_only=alone.accuracy(None, alone.passes, "alone"))
     return found
-
-
-def _passes(plain: Setup) -> list[ClientProgram]:
-    return [plain.program_of(number) for number in range(plain.experiment.rounds)]
 
 
 def _baselines(setup: Setup, rounds: int, passes: int, watch: Watch | None) -> dict[str, Any]:
@@ -147,6 +128,7 @@ def _baselines(setup: Setup, rounds: int, passes: int, watch: Watch | None) -> d
         experiment, dataset=setup.dataset, rounds=rounds, algorithm=(), stop=None, evaluate=evaluate
     )
     base = build(described, beside=setup)
+
     file = cache() / "baselines" / f"{key_of(base, setup.client_tests, passes)}.json"
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         known = json.loads(file.read_bytes())
@@ -160,23 +142,33 @@ def _baselines(setup: Setup, rounds: int, passes: int, watch: Watch | None) -> d
         logger.warning("FedAvg %s with these settings: there is nothing to compare", result.status)
         return {}
     model = {name: t for name, t in result.model.items() if name not in setup.network.frozen}
-    plain = plain_training(base)
-    with torch_settings(plain.experiment, plain.device, plain.threads):
-        try:
-            tuning = [plain.program_of(plain.experiment.rounds - 1)] * passes
-            found = {
-                "fedavg": tested_by_client(setup, model),
-                "fedavg_fine_tuned": _accuracy(
-                    setup, plain, lambda _: model, tuning, "tuned", watch
-                ),
-                "local_only": _accuracy(setup, plain, None, _passes(plain), "alone", watch),
-            }
-        finally:
-            plain.engine.close()
-    content = {name: t.tolist() for name, t in found.items()}
+    with training_alone(setup, watch, base) as alone:
+        found = {
+            "fedavg": tested_by_client(setup, model),
+            "fedavg_fine_tuned": alone.accuracy(lambda _: model, alone.last(passes), "tuned"),
+            "local_only": alone.accuracy(None, alone.passes, "alone"),
+        }
     with contextlib.suppress(OSError):
+        content = {name: t.tolist() for name, t in found.items()}
         write_atomically(file, to_json(content).encode())
     return found
+
+
+def tuned_model(setup: Setup, model: Tree, client: int) -> Tree:
+    """The model that a client tunes at the end of a run, from the one that it then has."""
+    own = setup.program.algorithm.personal
+    if own is None or not own.tune:
+        return model
+    with training_alone(setup) as alone:
+        ((_, tuned),) = alone.models(torch.tensor([client]), lambda _: model, alone.last(own.tune))
+    return tuned
+
+
+def _tested(setup: Setup, index: Tensor, model: Tree) -> float:
+    """The accuracy of a model on these of the clients' test examples; NaN if there are none."""
+    assert setup.client_tests is not None, "who asks for it was checked"
+    examples = tested_examples(setup, setup.client_tests)
+    return float(judge(setup.engine, examples, index)(model).double().mean())
 
 
 def _elsewhere(setup: Setup, client: int, model: Tree) -> float:
@@ -185,101 +177,96 @@ def _elsewhere(setup: Setup, client: int, model: Tree) -> float:
     held = setup.client_tests.holdings
     order = torch.randperm(len(held.index), generator=torch.Generator().manual_seed(0))[:ELSEWHERE]
     first, end = held.offsets[client], held.offsets[client + 1]
-    others = order[(order < first) | (order >= end)]
-    examples = tested_examples(setup, setup.client_tests)
-    return float(judge(setup.engine, examples, held.index[others])(model).double().mean())
+    return _tested(setup, held.index[order[(order < first) | (order >= end)]], model)
 
 
-def tuned_model(setup: Setup, model: Tree, client: int) -> Tree:
-    """The model that a client tunes at the end of a run, from the one that it then has."""
-    own = setup.program.algorithm.personal
-    if own is None or not own.tune:
-        return model
-    plain = plain_training(setup)
-    with torch_settings(plain.experiment, plain.device, plain.threads):
-        last = [plain.program_of(plain.experiment.rounds - 1)] * own.tune
-        try:
-            ((_, tuned),) = _trained(setup, plain, torch.tensor([client]), lambda _: model, last)
-        finally:
-            plain.engine.close()
-    return tuned
+@contextlib.contextmanager
+def training_alone(
+    setup: Setup, watch: Watch | None = None, like: Setup | None = None
+) -> Iterator[Alone]:
+    """The clients of a run, for training by themselves with the settings of it, or of another."""
+    plain = plain_training(like or setup)
+    with (
+        torch_settings(plain.experiment, plain.device, plain.threads),
+        contextlib.closing(plain.engine),
+    ):
+        yield Alone(setup, plain, watch)
 
 
-def _accuracy(
-    setup: Setup,
-    plain: Setup,
-    starts: Callable[[int], Tree] | None,
-    passes: list[ClientProgram],
-    told_as: str,
-    watch: Watch | None,
-    some: Tensor | None = None,
-    elsewhere: Tensor | None = None,
-) -> Tensor:  # [K]
-    """Accuracy by client after `passes`, each from its own start or from the initial model.
+@dataclass(frozen=True)
+class Alone:
+    """Clients that train by themselves: side by side, each as an experiment of its own."""
 
-    It is NaN for others than `some` clients, if these are given. In `elsewhere` [K], the accuracy
-    on the others' examples is replaced by that of these models.
-    """
-    assert setup.client_tests is not None, "who asks for it was checked"
-    held, tested = setup.federation.everyone(0), setup.client_tests.holdings
-    found = torch.full((len(held),), torch.nan, dtype=torch.float64)
-    able = torch.nonzero((held.sizes > 0) & (tested.sizes > 0))[:, 0]
-    able = able if some is None else able[torch.isin(able, some)]
-    for client, model in _trained(setup, plain, able, starts, passes, told_as, watch):
-        found[client] = _tested(setup, client, model)
-        if elsewhere is not None:
-            elsewhere[client] = _elsewhere(setup, client, model)
-    return found
+    setup: Setup  # of their run
+    plain: Setup  # of their training
+    watch: Watch | None
 
+    @property
+    def passes(self) -> list[ClientProgram]:
+        """As many passes as the centralised twin makes."""
+        return [self.plain.program_of(number) for number in range(self.plain.experiment.rounds)]
 
-def _trained(
-    setup: Setup,
-    plain: Setup,
-    clients: Tensor,
-    starts: Callable[[int], Tree] | None,
-    passes: list[ClientProgram],
-    told_as: str = "tuned",
-    watch: Watch | None = None,
-) -> Iterator[tuple[int, Tree]]:
-    """Each of these clients and its model after `passes` on its own."""
-    held = setup.federation.everyone(0)
-    done, total = 0, len(passes) * -(-len(clients) // AT_ONCE)
-    for some in torch.split(clients, AT_ONCE):
-        federations = [
-            replace(setup.federation, split=Fixed(held.take(client)))
-            for client in torch.split(some, 1)
-        ]
-        states = [begin(plain.network, plain.program, one, plain.device) for one in federations]
-        if starts is not None:
-            states = [_from(s, starts(k)) for s, k in zip(states, some.tolist(), strict=True)]
-        for program in passes:
-            states = _one_pass(plain, program, federations, states)
-            done += 1
-            tell(watch, {told_as: done, "of": total})
-        for state, client in zip(states, some.tolist(), strict=True):
-            yield client, state.params | state.buffers
+    def last(self, count: int) -> list[ClientProgram]:
+        """Passes with the last values of schedules, which continue the run."""
+        return [self.plain.program_of(self.plain.experiment.rounds - 1)] * count
+
+    def accuracy(
+        self,
+        starts: Callable[[int], Tree] | None,
+        passes: list[ClientProgram],
+        told_as: str,
+        some: Tensor | None = None,
+        elsewhere: Tensor | None = None,
+    ) -> Tensor:  # [K]
+        """Accuracy by client after `passes`, each from its own start or from the initial model.
+
+        It is NaN for others than `some` clients, if these are given. In `elsewhere` [K], the
+        accuracy on the others' examples is replaced by that of these models.
+        """
+        setup = self.setup
+        assert setup.client_tests is not None, "who asks for it was checked"
+        held, tested = setup.federation.everyone(0), setup.client_tests.holdings
+        found = torch.full((len(held),), torch.nan, dtype=torch.float64)
+        able = torch.nonzero((held.sizes > 0) & (tested.sizes > 0))[:, 0]
+        able = able if some is None else able[torch.isin(able, some)]
+        for client, model in self.models(able, starts, passes, told_as):
+            found[client] = _tested(setup, tested.members(client), model)
+            if elsewhere is not None:
+                elsewhere[client] = _elsewhere(setup, client, model)
+        return found
+
+    def models(
+        self,
+        clients: Tensor,
+        starts: Callable[[int], Tree] | None,
+        passes: list[ClientProgram],
+        told_as: str = "tuned",
+    ) -> Iterator[tuple[int, Tree]]:
+        """Each of these clients and its model after `passes` on its own."""
+        plain, federation = self.plain, self.setup.federation
+        held, seed = federation.everyone(0), plain.experiment.seed
+        done, total = 0, len(passes) * -(-len(clients) // AT_ONCE)
+        for some in torch.split(clients, AT_ONCE):
+            each = [
+                replace(federation, split=Fixed(held.take(one))) for one in torch.split(some, 1)
+            ]
+            states = [begin(plain.network, plain.program, one, plain.device) for one in each]
+            if starts is not None:
+                states = [_from(s, starts(k)) for s, k in zip(states, some.tolist(), strict=True)]
+            for program in passes:
+                inputs = [
+                    RoundInput(program, one, state, seed)
+                    for one, state in zip(each, states, strict=True)
+                ]
+                like = next(iter(states[0].params.values()))
+                joint = ClientProgram.joint([program] * len(inputs), like)
+                states = [state for state, _ in run_rounds(joint, plain.engine, inputs)]
+                done += 1
+                tell(self.watch, {told_as: done, "of": total})
+            for state, client in zip(states, some.tolist(), strict=True):
+                yield client, state.params | state.buffers
 
 
 def _from(state: State, model: Tree) -> State:
     params, buffers = ({name: model[name] for name in t} for t in (state.params, state.buffers))
     return replace(state, params=params, buffers=buffers)
-
-
-def _one_pass(
-    plain: Setup, program: ClientProgram, federations: list[Federation], states: list[State]
-) -> list[State]:
-    inputs = [
-        RoundInput(program, federation, state, plain.experiment.seed)
-        for federation, state in zip(federations, states, strict=True)
-    ]
-    like = next(iter(states[0].params.values()))
-    joint = ClientProgram.joint([program] * len(inputs), like)
-    return [state for state, _ in run_rounds(joint, plain.engine, inputs)]
-
-
-def _tested(setup: Setup, client: int, model: Tree) -> Tensor:  # []; NaN without test examples
-    assert setup.client_tests is not None, "who asks for it was checked"
-    tests = setup.client_tests
-    index = tests.holdings.members(client)
-    correct = judge(setup.engine, tested_examples(setup, tests), index)(model)
-    return correct.double().mean().cpu()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm.slots import Solve, Wraps
-from fedlens.core import Local, Memory, Number, Tree
+from fedlens.core import Local, Memory, Moved, Number, Tree
 
 Share = Callable[[Tensor], Tensor]
 """The factor of the learning rate [C] as a function of the share of steps taken, 0 to 1 [C]."""
@@ -31,9 +31,7 @@ class Annealed(Wraps):
     def learning_rate(self) -> Number | None:
         return None  # it changes in every step
 
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, local: Local
-    ) -> tuple[Tree, Memory]:
+    def update(self, grads: Tree, memory: Memory, params: Tree, local: Local) -> Moved:
         assert local.step is not None
         over = local.step / local.steps.clamp(min=1)  # [C]
         share = self.share(over.to(next(iter(params.values()))))

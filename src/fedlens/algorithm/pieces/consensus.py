@@ -18,6 +18,7 @@ from fedlens.core import (
     Gathered,
     Local,
     Memory,
+    Moved,
     Number,
     Tree,
     Upload,
@@ -50,9 +51,7 @@ class Consensus(Wraps):
         memory = self.inner.init(params)
         return {**memory, "moved": zeros_like(params)} if self.k0 > 1 else memory
 
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, local: Local
-    ) -> tuple[Tree, Memory]:
+    def update(self, grads: Tree, memory: Memory, params: Tree, local: Local) -> Moved:
         moved, dual = memory.get("moved"), local.memory["dual"]
         for name, v in params.items():
             pull = v - local.anchor[name] + dual[name]
@@ -126,9 +125,7 @@ class KeepMean(Advance):
     def init(self, params: Tree) -> Memory:
         return {}
 
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, gathered: Gathered
-    ) -> tuple[Tree, Memory]:
+    def update(self, grads: Tree, memory: Memory, params: Tree, gathered: Gathered) -> Moved:
         moved = torch._foreach_sub(list(params.values()), [grads[name] for name in params])
         return dict(zip(params, moved, strict=True)), memory
 

@@ -11,7 +11,7 @@ import torch
 from fedlens.algorithm.pieces.solve import Sgd, decays
 from fedlens.algorithm.slots import Solve
 from fedlens.config.sections import DecayOn
-from fedlens.core import Memory, Number, Tree, is_on, per_row, zeros_like
+from fedlens.core import Memory, Moved, Number, Tree, is_on, per_row, zeros_like
 
 
 class LocalSettings(Protocol):
@@ -59,9 +59,7 @@ class Adam(Solve):
         taken = {"steps": row.new_zeros(len(row), dtype=torch.float64)}  # [C]
         return {"first": zeros_like(params), "second": zeros_like(params), "taken": taken}
 
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, local: object = None
-    ) -> tuple[Tree, Memory]:
+    def update(self, grads: Tree, memory: Memory, params: Tree, local: object = None) -> Moved:
         steps = memory["taken"]["steps"].add_(1)
         # In float64: 1 - beta2^t is a difference of nearly equal numbers.
         rate = self.lr / (1 - self.beta1**steps)  # [C]

@@ -1,11 +1,11 @@
-"""personal: what of a model is each client's own."""
+"""personal: what of a model is each client's own, and the steps of a second model."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedlens.algorithm.slots import Personal
-from fedlens.core import Tree
+from fedlens.algorithm.slots import OWN, Personal, Solve
+from fedlens.core import Local, Memory, Moved, Tree
 from fedlens.network.layout import Layout
 
 
@@ -31,7 +31,7 @@ class OwnModel(Personal):
 
 @dataclass(frozen=True)
 class SecondModel(Personal):
-    """A whole model, which a client trains beside the server's."""
+    """A whole model, which a client trains beside the server's: `solve` calls `step_both`."""
 
     beside: ClassVar[bool] = True
 
@@ -87,3 +87,31 @@ def head_of(params: Tree, layer: str | None, axes: int = 0) -> list[str]:
     matrices = [name for name, p in params.items() if p.ndim == 2 + axes]
     head = matrices[-1].rpartition(".")[0] if layer is None and matrices else layer
     return [name for name in params if head is not None and name.startswith(f"{head}.")]
+
+
+_MINE = f"{OWN}."
+
+
+def carries_of_both(inner: Solve) -> frozenset[str]:
+    return inner.carries | {_MINE + name for name in inner.carries}
+
+
+def init_both(inner: Solve, params: Tree) -> Memory:
+    mine = {_MINE + name: tree for name, tree in inner.init(params).items()}
+    return inner.init(params) | mine
+
+
+def step_both(
+    inner: Solve, grads: Tree, own_grads: Tree, memory: Memory, params: Tree, local: Local
+) -> Moved:
+    """A step of each model, along gradients of its own; the second is in the memory, as OWN.
+
+    Both take steps by the same solver, each with a memory of its own.
+    """
+    names = [name for name in memory if _MINE + name in memory]
+    params, first = inner.update(grads, {name: memory[name] for name in names}, params, local)
+    mine = {name: memory[OWN][name] for name in own_grads}
+    own = {name: memory[_MINE + name] for name in names}
+    moved, second = inner.update(own_grads, own, mine, local)
+    kept = {_MINE + name: tree for name, tree in second.items()}
+    return params, memory | first | kept | {OWN: memory[OWN] | moved}

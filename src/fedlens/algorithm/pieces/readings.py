@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedlens.algorithm.pieces.consensus import change, minus
 from fedlens.algorithm.slots import Solve, Wraps
-from fedlens.core import Local, Memory, Number, Tree, Upload, keys, per_row, tree_map
+from fedlens.core import Local, Memory, Moved, Number, Tree, Upload, keys, per_row, tree_map
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,7 @@ class DualApplied(Wraps):
     inner: Solve
     batch_size: int | None  # None: every step
 
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, local: Local
-    ) -> tuple[Tree, Memory]:
+    def update(self, grads: Tree, memory: Memory, params: Tree, local: Local) -> Moved:
         params, memory = self.inner.update(grads, memory, params, local)
         for name, v in params.items():
             ends = 1.0 if self.batch_size is None else per_row(self._ends(local).to(v), v)

@@ -11,6 +11,7 @@ from fedlens.config.sections import DecayOn
 from fedlens.core import (
     Local,
     Memory,
+    Moved,
     Number,
     Tree,
     is_on,
@@ -19,6 +20,7 @@ from fedlens.core import (
     tree_map,
     zeros_like,
 )
+from fedlens.core.trees import copies
 from fedlens.network.ops import sgd_
 
 
@@ -57,9 +59,7 @@ class Sgd(Solve):
     def init(self, params: Tree) -> Memory:
         return {"velocity": zeros_like(params)} if is_on(self.momentum) else {}
 
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, context: object = None
-    ) -> tuple[Tree, Memory]:
+    def update(self, grads: Tree, memory: Memory, params: Tree, context: object = None) -> Moved:
         decays_at_all = is_on(self.weight_decay)
         sgd_(
             list(params.values()),
@@ -84,9 +84,7 @@ class ClippedByNorm(Wraps):
     inner: Solve
     norm: Number
 
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, local: Local
-    ) -> tuple[Tree, Memory]:
+    def update(self, grads: Tree, memory: Memory, params: Tree, local: Local) -> Moved:
         factor = (self.norm / (squared_norm(grads).sqrt() + 1e-6)).clamp(max=1)  # [C]
         for g in grads.values():
             g.mul_(_row(factor, g))
@@ -100,9 +98,7 @@ class ClippedByValue(Wraps):
     inner: Solve
     value: Number
 
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, local: Local
-    ) -> tuple[Tree, Memory]:
+    def update(self, grads: Tree, memory: Memory, params: Tree, local: Local) -> Moved:
         for g in grads.values():
             most: Any = per_row(self.value, g)
             g.clamp_(-most, most)
@@ -133,9 +129,7 @@ class GradientDescent(Solve):
     def init(self, params: Tree) -> Memory:
         return {"gradient": zeros_like(params)}
 
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, local: Local
-    ) -> tuple[Tree, Memory]:
+    def update(self, grads: Tree, memory: Memory, params: Tree, local: Local) -> Moved:
         share, ends = _share(local), local.ends(self.passes)
         for name, p in params.items():
             total = memory["gradient"][name]
@@ -163,9 +157,7 @@ class Corrected(Wraps):
         extra = self.correction(local, name)
         return extra * per_row(lr, extra)
 
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, local: Local
-    ) -> tuple[Tree, Memory]:
+    def update(self, grads: Tree, memory: Memory, params: Tree, local: Local) -> Moved:
         params, memory = self.inner.update(grads, memory, params, local)
         torch._foreach_sub_([*params.values()], [local.drift[name] for name in params])
         return params, memory
@@ -189,9 +181,7 @@ class Probed(Wraps):
         memory["probed"] = {"loss": row.new_zeros(len(row))}
         return memory | ({"after": zeros_like(params)} if self.after else {})
 
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, local: Local
-    ) -> tuple[Tree, Memory]:
+    def update(self, grads: Tree, memory: Memory, params: Tree, local: Local) -> Moved:
         assert local.step is not None and local.loss is not None
         share = _share(local)
         each = (local.steps // self.passes).clamp(min=1)  # [C] steps of a pass
@@ -204,7 +194,7 @@ class Probed(Wraps):
                 memory["after"][name].addcmul_(g, _row(share * is_last, g))
         own = {name: tree for name, tree in memory.items() if name not in OF_PROBES}
         stays = is_first | is_last if self.after else is_first
-        old = _copies(own), tree_map(torch.clone, params)
+        old = copies((own, params))
         # `inner` counts only the steps in which it updates the model.
         moving = replace(
             local, step=local.step - each, steps=each * (self.passes - 1 - int(self.after))
@@ -215,10 +205,6 @@ class Probed(Wraps):
 
 
 OF_PROBES = {"before", "after", "probed"}
-
-
-def _copies(memory: Memory) -> Memory:
-    return {name: tree_map(torch.clone, tree) for name, tree in memory.items()}
 
 
 def where_rows(rows: Tensor, one: Tree, other: Tree) -> Tree:
