@@ -238,7 +238,9 @@ experiments = st.builds(
         | (st.floats(0, 1e38) | st.just(float("inf"))).map(
             lambda a: fl.Named("dirichlet", {"alpha": a})
         )
-        | st.lists(rates, min_size=1).map(lambda s: fl.Named("proportions", {"sizes": s})),
+        | st.lists(st.floats(0, 10, exclude_min=True), min_size=1).map(
+            lambda s: fl.Named("proportions", {"sizes": s})
+        ),
         seed=st.none() | st.integers(0, 9),
         holdout=shares,
     ),
