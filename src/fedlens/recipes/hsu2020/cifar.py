@@ -19,7 +19,7 @@ import torch
 from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.data.augment import Augment
 from fedlens.data.emd import emd_per_client
-from fedlens.recipes.hsu2020.setting import BASES, PUBLISHED
+from fedlens.recipes.hsu2020.setting import BASES, PUBLISHED, relative_curves
 from fedlens.recipes.page import at_the_end, beside, note, sentences, told
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Contours, Curves, Heat, Line, Strip, Table
@@ -27,6 +27,8 @@ from fedlens.report.numbers import NONE
 from fedlens.runs.records import Run
 
 T = TypeVar("T")
+Axes = tuple[str, float, str, int]
+"""Of Figure 4: a data set, a concentration, FedAvg or FedAvgM, and the clients a round."""
 
 ALPHAS = {
     "cifar10": (100.0, 10.0, 1.0, 0.5, 0.2, 0.1, 0.05, 0.0),
@@ -94,16 +96,12 @@ def _chosen() -> dict[str, dict[str, Any]]:
     return found
 
 
-def chosen(dataset: str, alpha: float, base: str) -> Point | None:
-    """The pilot's choice for a data set, a concentration and FedAvg or FedAvgM."""
-    found = _chosen().get(dataset, {}).get(f"{alpha:g}", {}).get(base)
-    return Point(*found) if found else None
-
-
-def chosen_rate(dataset: str) -> Rate | None:
-    """The pilot's choice for centralised training."""
-    found = _chosen().get(dataset, {}).get(CENTRALISED)
-    return Rate(*found) if found else None
+def chosen(*keys: str) -> Any:
+    """The pilot's choice for a data set, an α and a base, or for centralised training; or none."""
+    found: Any = _chosen()
+    for key in keys:
+        found = found.get(key, {})
+    return found
 
 
 def alphas(scale: Scale, dataset: str) -> tuple[float, ...]:
@@ -168,8 +166,8 @@ def centralised(scale: Scale, dataset: str, rate: Rate | None = None) -> Experim
     The default `rate` is the choice of Figure 4's pilot, if any, else the clients' default.
     """
     alone = experiment(scale, dataset, 0.0)
-    if rate is None and scale.name == "paper":
-        rate = chosen_rate(dataset)
+    if rate is None and scale.name == "paper" and (found := chosen(dataset, CENTRALISED)):
+        rate = Rate(*found)
     lr = alone.local.lr if rate is None else rate.lr
     if rate is not None and rate.schedule != "constant":
         lr = Named(rate.schedule, {"start": rate.lr})
@@ -215,53 +213,43 @@ def report_goals(scale: Scale) -> tuple[int, ...]:
 
 def figure4(scale: Scale) -> Recipe:
     """Figure 4: relative accuracy against how unalike clients are, on CIFAR-10 and CIFAR-100."""
-    cells = {}
+    cells, names = {}, dict[Axes, str]()
     for dataset in datasets(scale):
         cells[f"{dataset}, centralised"] = centralised(scale, dataset)
-        for alpha, base, k in itertools.product(alphas(scale, dataset), BASES, report_goals(scale)):
-            point = _point(scale, dataset, alpha, base)
-            if point is None:
-                one = experiment(scale, dataset, alpha, BASES[base], k)
-            elif point.momentum:
-                one = at_point(scale, dataset, alpha, point, k)
-            else:
-                one = experiment(scale, dataset, alpha, per_round=k, lr=point.lr)
-            cells[_cell(scale, dataset, alpha, base, k)] = one
-    seeds = range(scale.pick(1, 1, 3))
-    return recipe(scale, "figure4", cells=cells, seeds=seeds, blocks=_figure4, of_diverged=NO_POINT)
+        axes = [dataset], alphas(scale, dataset), BASES, report_goals(scale)
+        for _, alpha, base, k in itertools.product(*axes):
+            rule, lr = BASES[base], None
+            picked = chosen(dataset, f"{alpha:g}", base)
+            if picked and scale.name == "paper":
+                lr, momentum = picked
+                rule = (Named("fedavgm", {"momentum": momentum}),) if momentum else ()
+            # Where the pilot picked no momentum for FedAvgM, it is FedAvg, and both are one run.
+            cell = f"{dataset}, α {alpha:g}, {base if rule else 'FedAvg'}, K {k}"
+            names[dataset, alpha, base, k] = cell
+            cells[cell] = experiment(scale, dataset, alpha, rule, k, lr=lr)
+    return recipe(
+        scale,
+        "figure4",
+        cells=cells,
+        seeds=range(scale.pick(1, 1, 3)),
+        blocks=lambda results: _figure4(results, names),
+        of_diverged=NO_POINT,
+    )
 
 
-def _point(scale: Scale, dataset: str, alpha: float, base: str) -> Point | None:
-    """The learning rate and momentum that the pilot picked, if there was one."""
-    return chosen(dataset, alpha, base) if scale.name == "paper" else None
-
-
-def _has_momentum(scale: Scale, dataset: str, alpha: float, base: str) -> bool:
-    point = _point(scale, dataset, alpha, base)
-    return base != "FedAvg" if point is None else bool(point.momentum)
-
-
-def _cell(scale: Scale, dataset: str, alpha: float, base: str, k: int) -> str:
-    """The name of a cell. If the pilot picked no momentum for FedAvgM, it is FedAvg's cell."""
-    base = base if _has_momentum(scale, dataset, alpha, base) else "FedAvg"
-    return f"{dataset}, α {alpha:g}, {base}, K {k}"
-
-
-def _figure4(results: Results) -> list[Block]:
+def _figure4(results: Results, names: Mapping[Axes, str]) -> list[Block]:
     shown: list[Block] = []
     for dataset in datasets(results.scale):
         runs: dict[float, Run] = {}  # any at each concentration: all have the same clients
-        axes = alphas(results.scale, dataset), BASES, report_goals(results.scale)
-        for alpha, base, k in itertools.product(*axes):
-            for run in results.runs[_cell(results.scale, dataset, alpha, base, k)]:
+        for (of, alpha, *_), cell in names.items():
+            for run in results.runs[cell] if of == dataset else ():
                 runs.setdefault(alpha, run)
         if not runs:
             continue
-        theirs = PUBLISHED[dataset]["centralised"]
         emds = {a: run.summary["emd"] for a, run in runs.items()}
         label_counts = {a: (run.partition or {})["label_counts"] for a, run in runs.items()}
         shown += [
-            _curves(results, dataset, emds),
+            _curves(results, dataset, emds, names),
             Strip(
                 title=f"{dataset}: how unalike clients are",
                 groups=[
@@ -280,38 +268,41 @@ def _figure4(results: Results) -> list[Block]:
                 digits=3,
             ),
             beside(
-                [(dataset, theirs, results.final(f"{dataset}, centralised"))],
+                [
+                    (
+                        dataset,
+                        PUBLISHED[dataset]["centralised"],
+                        results.final(f"{dataset}, centralised"),
+                    )
+                ],
                 title=f"{dataset}: centralised accuracy, %",
             ),
         ]
     return [*shown, note(__name__, "What the paper finds")]
 
 
-def _curves(results: Results, dataset: str, emds: dict[float, float]) -> Curves:
+def _curves(
+    results: Results, dataset: str, emds: dict[float, float], names: Mapping[Axes, str]
+) -> Curves:
     lines = []
     for base, k in itertools.product(BASES, report_goals(results.scale)):
-        cells = {  # without cells of FedAvgM that are FedAvg's
-            a: _cell(results.scale, dataset, a, base, k)
-            for a in emds
-            if base == "FedAvg" or _has_momentum(results.scale, dataset, a, base)
-        }
+        every = {a: names[dataset, a, base, k] for a in emds}
+        cells = {a: cell for a, cell in every.items() if f", {base}, " in cell}
         if any(results.runs[cell] for cell in cells.values()):
             y = [relative(results, dataset, cell) for cell in cells.values()]
             ended = [f"{a:g}" for a, cell in cells.items() if results.diverged(cell) is not None]
             ends = f"diverged at α {', '.join(ended)}" if ended else ""
             lines.append(Line(f"{base}, K {k}", [emds[a] for a in cells], y, note=ends))
-    rate = "the rate that the pilot picked" if chosen_rate(dataset) else "the clients' default rate"
-    return Curves(
+    picked = chosen(dataset, CENTRALISED)
+    rate = "the rate that the pilot picked" if picked else "the clients' default rate"
+    return relative_curves(
+        lines,
         title=f"{dataset}: relative accuracy",
         caption="Test accuracy after the last round, divided by that of centralised training, "
         f"which has {rate}. FedAvgM has points only where it has momentum: where the pilot picked "
         "none for it, it is FedAvg, and both are one run. Runs that diverged have no point, "
         "however good they were before: the names of the lines say at which α.",
-        lines=lines,
         x_label="mean EMD",
-        y_label="relative accuracy",
-        percent=True,
-        levels=[("centralised", 1.0)],
     )
 
 
@@ -378,18 +369,11 @@ def _best(results: Results, cells: Mapping[T, str]) -> T | None:
     return max(found, key=lambda key: found[key], default=None)
 
 
-def best_rates(results: Results) -> dict[str, Rate]:
-    """The best rate of centralised training, by data set."""
-    rates = _rates(results.scale)
-    picked = {d: _best(results, {r: _alone(d, r) for r in rates}) for d in datasets(results.scale)}
-    return {dataset: rate for dataset, rate in picked.items() if rate}
-
-
-def best(results: Results) -> dict[str, dict[str, dict[str, Point]]]:
-    """The best point, by data set, concentration and base."""
+def best(results: Results) -> dict[str, dict[str, Any]]:
+    """The content of chosen.json: the best points by data set, α and base, and the best rates."""
     scale = results.scale
-    picked: dict[str, dict[str, dict[str, Point]]] = {}
-    for dataset in datasets(scale):
+    picked: dict[str, dict[str, Any]] = {dataset: {} for dataset in datasets(scale)}
+    for dataset, found in picked.items():
         diverged = DIVERGED[dataset] if scale.name == "paper" else {}
         for alpha, base in itertools.product(alphas(scale, dataset), BASES):
             cells = {
@@ -399,15 +383,10 @@ def best(results: Results) -> dict[str, dict[str, dict[str, Point]]]:
                 if setting.left < 1 or setting.rate not in diverged.get(alpha, ())
             }
             if point := _best(results, cells):
-                picked.setdefault(dataset, {}).setdefault(f"{alpha:g}", {})[base] = point
-    return picked
-
-
-def to_store(results: Results) -> dict[str, Mapping[str, object]]:
-    """The content of chosen.json."""
-    rates = {name: {CENTRALISED: rate} for name, rate in best_rates(results).items()}
-    picked = best(results)
-    return {name: {**picked.get(name, {}), **rates.get(name, {})} for name in {**picked, **rates}}
+                found.setdefault(f"{alpha:g}", {})[base] = point
+        if rate := _best(results, {rate: _alone(dataset, rate) for rate in _rates(scale)}):
+            found[CENTRALISED] = rate
+    return {dataset: found for dataset, found in picked.items() if found}
 
 
 def _pilot(results: Results) -> list[Block]:
@@ -416,26 +395,33 @@ def _pilot(results: Results) -> list[Block]:
         [dataset, alpha, base, f"{point.lr:.3g}", f"{point.momentum:.3g}"]
         for dataset, by_alpha in picked.items()
         for alpha, by_base in by_alpha.items()
+        if alpha != CENTRALISED
         for base, point in by_base.items()
     ]
     header = ("data", "α", "method", "learning rate", "server momentum")
     return [
         Table(title="What the pilot picks", header=header, rows=rows),
-        *(_grid(results, dataset) for dataset in picked),
-        *(_grid_centralised(results, *rate) for rate in best_rates(results).items()),
-        replace(note(__name__, "For Figure 4"), code=json.dumps(to_store(results), indent=1)),
+        *(_grid(results, name) for name, found in picked.items() if found.keys() - {CENTRALISED}),
+        *(
+            Table(
+                title=f"{dataset}: centralised training",
+                header=("schedule", "learning rate", "validation accuracy, %", ""),
+                rows=[
+                    [
+                        one.schedule,
+                        f"{one.lr:.2g}",
+                        f"{100 * end.mean:.2f}",
+                        "picked" * (one == rate),
+                    ]
+                    for one in _rates(results.scale)
+                    if (end := results.final(_alone(dataset, one), MEASURE))
+                ],
+            )
+            for dataset, found in picked.items()
+            if (rate := found.get(CENTRALISED))
+        ),
+        replace(note(__name__, "For Figure 4"), code=json.dumps(picked, indent=1)),
     ]
-
-
-def _grid_centralised(results: Results, dataset: str, picked: Rate) -> Table:
-    """A table of all rates of centralised training that were run."""
-    rows = [
-        [rate.schedule, f"{rate.lr:.2g}", f"{100 * end.mean:.2f}", "picked" * (rate == picked)]
-        for rate in _rates(results.scale)
-        if (end := results.final(_alone(dataset, rate), MEASURE))
-    ]
-    header = ("schedule", "learning rate", "validation accuracy, %", "")
-    return Table(title=f"{dataset}: centralised training", header=header, rows=rows)
 
 
 def _grid(results: Results, dataset: str) -> Heat:

@@ -11,7 +11,7 @@ from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraini
 from fedlens.data.augment import Augment
 from fedlens.recipes.page import mean_of, published, sentences, told
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
-from fedlens.report.blocks import Table
+from fedlens.report.blocks import Curves, Line, Table
 from fedlens.runs.records import at_batches, at_rounds
 
 Which = Literal["geo", "user", "landmarks"]
@@ -256,6 +256,12 @@ def recipe(
         other_data=is_other_data(*who.values()),
         **{"seeds": range(scale.pick(1, 1, 3)), **parts},
     )
+
+
+def relative_curves(lines: Sequence[Line], **more: Any) -> Curves:
+    """Accuracies divided by that of centralised training."""
+    levels = [("centralised", 1.0)]
+    return Curves(lines=lines, y_label="relative accuracy", percent=True, levels=levels, **more)
 
 
 def at_budgets(
