@@ -15,7 +15,7 @@ from fedlens.config.experiment import Experiment
 from fedlens.config.names import DATASETS
 from fedlens.recipes import RECIPES, slug
 from fedlens.recipes.hsu2020 import setting
-from fedlens.recipes.hsu2020.cifar import DIVERGED, best, best_rates, chosen, chosen_rate
+from fedlens.recipes.hsu2020.cifar import CENTRALISED, DIVERGED, best, chosen
 from fedlens.recipes.recipe import Recipe, Recorded, Results, Scale, with_settings
 from fedlens.recipes.reproduce import blocks_of
 from fedlens.recipes.store import file_of, item_of, lay_out, read_index
@@ -165,13 +165,14 @@ def test_stored_runs_laid_out_as_folders_are_packed_again_to_the_same_bytes(tmp_
 
 def test_figure_4_takes_what_the_stored_pilot_picks():
     results = restored("hsu2020/figure4-pilot")[1]
-    picked, rates = best(results), best_rates(results)
-    assert all(chosen_rate(dataset) == rates.get(dataset) for dataset in picked)
+    picked = best(results)
+    rates = {dataset: found.pop(CENTRALISED) for dataset, found in picked.items()}
+    assert all(chosen(dataset, CENTRALISED) == list(rate) for dataset, rate in rates.items())
     assert len(picked["cifar10"]) == 8
     for dataset, by_alpha in picked.items():
         for alpha, by_base in by_alpha.items():
             for base, point in by_base.items():
-                assert chosen(dataset, float(alpha), base) == pytest.approx(point), (alpha, base)
+                assert chosen(dataset, alpha, base) == pytest.approx(point), (alpha, base)
 
 
 def test_the_pilot_passes_over_the_rates_whose_stored_runs_diverged_and_no_others():

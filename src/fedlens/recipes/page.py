@@ -13,21 +13,20 @@ from itertools import compress
 from typing import Any
 
 from fedlens.config.experiment import Experiment
-from fedlens.recipes.recipe import Measured, Recipe, Results
+from fedlens.recipes.recipe import NUM_CLASSES, Measured, Recipe, Results
 from fedlens.report.blocks import (
     Bars,
     Block,
     Curves,
     Intervals,
     Line,
-    Marks,
     Series,
     Table,
     Text,
     is_drawn,
 )
 from fedlens.report.numbers import NONE
-from fedlens.report.pairs import SURE, Estimate, estimate, format_p, points
+from fedlens.report.pairs import estimate, format_p, picture_of, points
 from fedlens.runs.records import Run, settings, spent
 
 OPENING = "What was run"
@@ -91,7 +90,7 @@ def _whose(recipe: Recipe, results: Results, is_changed: bool) -> list[str]:
     fewer: dict[str, None] = {}  # data sets of which the runs have only some classes
     for run in results.all:
         name = str(settings(run.experiment)["dataset"])
-        whole = recipe.num_classes.get(name)
+        whole = NUM_CLASSES.get(name)
         if whole is not None and (count := len(run.manifest["classes"])) < whole:
             fewer[
                 f"The data have {count} of the {whole} classes of {name}: that is an easier task, "
@@ -416,24 +415,13 @@ def _above(found: Measured | str | None, theirs: float | None) -> float | None:
 
 def ahead(results: Results, pairs: Sequence[tuple[str, str]], *, title: str) -> Intervals:
     """A picture of paired differences in final test accuracy between two cells, by seed."""
-    found = [(pair, estimate(d)) for pair in pairs if (d := results.differences(*pair))]
-
-    def in_points(values: Iterable[float | None]) -> list[float | None]:
-        return [None if value is None else 100 * value for value in values]
-
-    means = in_points(one.mean for _, one in found)
-    lows = in_points(one.low for _, one in found)
-    highs = in_points(one.high for _, one in found)
-    return Intervals(
+    found = {f"{a} − {b}": estimate(d) for a, b in pairs if (d := results.differences(a, b))}
+    return picture_of(
+        found,
         title=title,
         caption="Differences in percentage points, paired by seed: the mean over seeds, and its "
         "95% confidence interval (Student's). What may be chance is grey.",
-        rows=[f"{cell} − {other}" for (cell, other), _ in found],
-        series=[Marks("difference", means, lows, highs)],
         x_label="points of test accuracy",
-        digits=2,
-        zero=True,
-        faint=frozenset(i for i, (_, one) in enumerate(found) if one.p is None or one.p >= SURE),
     )
 
 
@@ -443,18 +431,12 @@ def paired(
     """A table of paired differences in a final measure between two cells, by seed."""
     rows: list[list[str]] = []
     for cell, other in pairs:
-        found = results.differences(cell, other, measure)
-        told = estimate(found) if found else Estimate(0, math.nan, None)
-        between = f"{points(told.low)} to {points(told.high)}" if told.low is not None else NONE
-        rows.append(
-            [
-                f"{cell} − {other}",
-                points(told.mean) if found else NONE,
-                between,
-                NONE if told.p is None else format_p(told.p),
-                str(told.n),
-            ]
-        )
+        row = [NONE, NONE, NONE, "0"]
+        if found := results.differences(cell, other, measure):
+            one = estimate(found)
+            p = NONE if one.p is None else format_p(one.p)
+            row = [points(one.mean), one.between, p, str(one.n)]
+        rows.append([f"{cell} − {other}", *row])
     return Table(
         title=title,
         caption="With one seed both start from the same model and see the same images, so that the "

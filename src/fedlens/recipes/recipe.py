@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 EMBEDDED = "fashion-mnist-mini"
+NUM_CLASSES = {
+    **dict.fromkeys(("fashion-mnist", "mnist", "cifar10"), 10),
+    **{"cifar100": 100, "tiny-imagenet": 200},
+}
 FROM_CELL = "cell:"  # prefix of the cell whose final model another cell starts from
 
 
@@ -215,7 +219,6 @@ class Recipe:
     ours: bool = False  # whether the paper has no such experiments
     stand_in: str = ""  # a text about replacements for what is not on this machine
     other_data: bool = False  # whether data are replaced, also at the paper's scale
-    num_classes: Mapping[str, int] = field(default_factory=dict)  # of the paper's data sets
     keeps: Sequence[str] = ()  # columns of rounds for its page that a store would leave out
     of_diverged: str = ""  # text about diverged runs; "": they show earlier evaluations
 

@@ -18,7 +18,8 @@ from fedlens.evaluation.intervals import wilson
 from fedlens.evaluation.measures import measure_name
 from fedlens.report.holdings import client_names, matrix, measured
 from fedlens.report.numbers import format_number
-from fedlens.runs.records import PART_NAMES, Run, is_number
+from fedlens.report.personal import shares
+from fedlens.runs.records import PART_NAMES, Run
 
 FAR = 0.2
 NAMED = 3  # classes or clients that a sentence names at most, the worst first
@@ -131,21 +132,14 @@ def _of_clients(run: Run, key: str) -> dict[str, tuple[float, int]]:
 
     Clients that never took part are left out.
     """
-    shares, tested = run.evaluation.get(key), run.evaluation.get("client_tested")
-    unseen = run.evaluation.get("unseen")
-    new = {k for k, is_new in enumerate(unseen if isinstance(unseen, list) else ()) if is_new}
-    if not isinstance(shares, list) or not isinstance(tested, list) or len(shares) != len(tested):
+    found, tested, new = (shares(run, name) for name in (key, "client_tested", "unseen"))
+    if len(found) != len(tested):
         return {}
-    names = client_names(run) or [f"client {k}" for k in range(len(shares))]
-    return {
-        name: (share, count)
-        for k, (name, share, count) in enumerate(zip(names, shares, tested, strict=False))
-        if is_number(share)
-        and 0 <= share <= 1
-        and type(count) is int
-        and count > 0
-        and k not in new
-    }
+    known = (found >= 0) & (found <= 1) & (tested > 0)
+    known &= new != 1 if len(new) == len(known) else True
+    names = client_names(run) or [f"client {k}" for k in range(len(known))]
+    counted = zip(names, found.tolist(), tested.tolist(), known.tolist(), strict=False)
+    return {name: (share, int(count)) for name, share, count, is_known in counted if is_known}
 
 
 def _is_far_below(share: float, count: int, other: float) -> bool:

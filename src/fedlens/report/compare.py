@@ -13,7 +13,6 @@ from fedlens.report.blocks import (
     Curves,
     Intervals,
     Line,
-    Marks,
     Series,
     Table,
     Text,
@@ -33,6 +32,7 @@ from fedlens.report.pairs import (
     estimate,
     pair_rows,
     pairs,
+    picture_of,
     ranks,
     tasks,
     unequal_rounds,
@@ -165,31 +165,19 @@ def _names(found: Sequence[Task]) -> list[str]:
 
 def _picture_of_differences(paired: Sequence[Pair]) -> Iterator[Intervals]:
     """How far one variant is ahead of another, pair by pair; not significant ones are grey."""
-    rows: list[str] = []
-    values, faint = [], set()
+    found = {}
     for pair in paired:
-        if pair.difference is None or pair.difference.n < 2:
-            continue
-        first, second, *ends = pair.ahead()
-        if not pair.is_sure:
-            faint.add(len(rows))
-        rows.append(f"{first} − {second}{f' ({pair.task})' if pair.task else ''}")
-        far = (abs(pair.difference.mean), *ends)
-        values.append([None if value is None else 100 * value for value in far])
-    if not rows:
-        return
-    yield Intervals(
-        title="How far is one ahead of another?",
-        name="ahead",
-        caption=f"Differences of {paired[0].measure} in points, paired by seed: the mean, and "
-        "its 95% confidence interval. What cannot be said to be better is grey.",
-        rows=rows,
-        series=[Marks("difference", *zip(*values, strict=True))],
-        x_label="points of accuracy",
-        digits=2,
-        zero=True,
-        faint=frozenset(faint),
-    )
+        if pair.difference is not None and pair.difference.n > 1:
+            first, second, far = pair.ahead()
+            found[f"{first} − {second}{f' ({pair.task})' if pair.task else ''}"] = far
+    if found:
+        yield picture_of(
+            found,
+            title="How far is one ahead of another?",
+            name="ahead",
+            caption=f"Differences of {paired[0].measure} in points, paired by seed: the mean, and "
+            "its 95% confidence interval. What cannot be said to be better is grey.",
+        )
 
 
 def _results(found: Sequence[Task], paired: Sequence[Pair], score: Score) -> Table:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from statistics import fmean
 
 from fedlens.config.names import OF_ROUND
 from fedlens.evaluation.measures import OF_MODEL
 from fedlens.report.blocks import Block, Curves, Line, Style
-from fedlens.report.groups import MANY, Group, best_round, curve, in_all, off_if_many
+from fedlens.report.groups import MANY, Group, best_round, by_cost, curve, off_if_many
 from fedlens.report.numbers import format_number, format_place
 from fedlens.runs.records import PART_NAMES, Run, is_number, number, recorded_as
 
@@ -153,19 +152,10 @@ def cost_blocks(groups: Sequence[Group], part: str) -> Iterator[Curves]:
 
 
 def _by_cost(one: Group, metric: str, columns: Sequence[str], unit: float) -> Line:
-    """Mean cost and mean accuracy over repeats, for the rounds that all of them recorded."""
-    shared = in_all([_spent(run, metric, columns) for run in one.runs if run.has(metric)])
-    if not any(number(row.get(name)) for row in one.runs[0].rounds for name in columns):
-        shared = {}
-    xs, ys = ([fmean(p[side] for p in points) for points in shared.values()] for side in (0, 1))
-    return Line(one.name, [x / unit for x in xs], ys)
+    def costs(run: Run) -> Iterator[float]:
+        return accumulate(
+            sum(number(row.get(name)) or 0.0 for name in columns) for row in run.rounds
+        )
 
-
-def _spent(run: Run, metric: str, columns: Sequence[str]) -> dict[int, tuple[float, float]]:
-    """For each round with the metric: the cumulative cost and the metric."""
-    costs = [sum(number(row.get(name)) or 0.0 for name in columns) for row in run.rounds]
-    return {
-        row["round"]: (spent, value)
-        for row, spent in zip(run.rounds, accumulate(costs), strict=True)
-        if (value := number(row.get(metric))) is not None
-    }
+    line = by_cost(one, metric, costs, unit)
+    return line if any(line.x) else Line(one.name, [], [])

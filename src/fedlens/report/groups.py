@@ -13,7 +13,15 @@ from typing import Any, TypeVar
 from fedlens.evaluation import measures
 from fedlens.report.blocks import Heat, Line, Style
 from fedlens.report.numbers import NONE, format_number
-from fedlens.runs.records import PART_NAMES, Run, is_number, primary_part, settings, told_apart
+from fedlens.runs.records import (
+    PART_NAMES,
+    Run,
+    is_number,
+    number,
+    primary_part,
+    settings,
+    told_apart,
+)
 
 T = TypeVar("T")
 
@@ -132,6 +140,25 @@ def curve(one: Group, metric: str, style: Style = "solid") -> Line:
     points = [around(values) for values in shared.values()]
     means, lows, highs = ([point[side] for point in points] for side in range(3))
     return Line(one.name, list(shared), means, lows, highs, style)
+
+
+def by_cost(
+    one: Group, metric: str, costs: Callable[[Run], Iterable[float | None]], unit: float = 1.0
+) -> Line:
+    """A metric against a number that each round has: means over repeats, in rounds of them all."""
+    shared = in_all(
+        [
+            {
+                row["round"]: (cost, value)
+                for row, cost in zip(run.rounds, costs(run), strict=True)
+                if cost is not None and (value := number(row.get(metric))) is not None
+            }
+            for run in one.runs
+            if run.has(metric)
+        ]
+    )
+    xs, ys = ([fmean(p[side] for p in points) for points in shared.values()] for side in (0, 1))
+    return Line(one.name, [x / unit for x in xs], ys)
 
 
 def around(values: Sequence[float]) -> tuple[float, float, float]:

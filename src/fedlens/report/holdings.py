@@ -22,7 +22,7 @@ from fedlens.report.blocks import (
     Table,
     Tiles,
 )
-from fedlens.report.groups import Group, data_names, written
+from fedlens.report.groups import Group, by_cost, data_names, written
 from fedlens.report.numbers import NONE, format_number
 from fedlens.runs.records import PART_NAMES, Run, is_number, number, settings
 
@@ -502,14 +502,9 @@ def outcome_blocks(groups: Sequence[Group], part: str) -> Iterator[Block]:
     for one in failing[:MOST_PICTURES]:
         of = f": {one.name}" if len(failing) > 1 else ""
         yield _outcome_tiles(one.runs[0], f"Who reported{of}")
-    lines = []
-    for one in failing:
-        rounds = one.runs[0].rounds
-        both = [[number(row.get(key)) for key in ("clock", f"{part}_accuracy")] for row in rounds]
-        points = [(time, value) for time, value in both if time is not None and value is not None]
-        if points:
-            lines.append(Line(one.name, [x for x, _ in points], [y for _, y in points]))
-    if lines:
+    first = [replace(one, runs=one.runs[:1]) for one in failing]
+    lines = [by_cost(one, f"{part}_accuracy", _clock) for one in first]
+    if lines := [line for line in lines if line.x]:
         yield Curves(
             title="Accuracy by virtual time",
             caption=f"{PART_NAMES[part].capitalize()} accuracy against the time of the virtual "
@@ -520,6 +515,10 @@ def outcome_blocks(groups: Sequence[Group], part: str) -> Iterator[Block]:
             y_label=f"{PART_NAMES[part]} accuracy",
             percent=True,
         )
+
+
+def _clock(run: Run) -> list[float | None]:
+    return [number(row.get("clock")) for row in run.rounds]
 
 
 def _rounds(run: Run) -> list[dict[str, Any]]:

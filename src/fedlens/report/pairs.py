@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedlens.evaluation.intervals import holm, p_value
+from fedlens.report.blocks import Intervals, Marks
 from fedlens.report.groups import (
     Group,
     differing,
@@ -38,6 +39,15 @@ class Estimate:
     high: float | None = None
     p: float | None = None  # two-sided; None also if all values are equal
 
+    @property
+    def between(self) -> str:
+        """The ends of the interval, in points."""
+        return NONE if self.low is None else f"{points(self.low)} to {points(self.high)}"
+
+    def words(self) -> str:
+        """The mean and, if it is known, the interval, in points."""
+        return points(self.mean) + (f" ({self.between})" if self.low is not None else "")
+
 
 @dataclass(frozen=True)
 class Task:
@@ -61,17 +71,16 @@ class Pair:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the difference is significant."""
-        return self.p is not None and self.p < SURE
+        return is_sure(self.p)
 
-    def ahead(self) -> tuple[str, str, float | None, float | None]:
-        """The better variant, the other one, and the ends of the interval of the difference."""
+    def ahead(self) -> tuple[str, str, Estimate]:
+        """The better variant, the other one, and how far it is ahead, with the corrected p."""
         assert self.difference is not None, "they share a seed"
-        mean, low, high = self.difference.mean, self.difference.low, self.difference.high
-        if mean >= 0:
-            return self.one, self.other, low, high
-        turned = [None if end is None else -end for end in (high, low)]
-        return self.other, self.one, turned[0], turned[1]
+        found = replace(self.difference, p=self.p)
+        if found.mean >= 0:
+            return self.one, self.other, found
+        low, high = (None if end is None else -end for end in (found.high, found.low))
+        return self.other, self.one, replace(found, mean=-found.mean, low=low, high=high)
 
     def words(self) -> str:
         """Whether `one` is better than `other`, in a sentence or two."""
@@ -81,28 +90,29 @@ class Pair:
                 f"{where}{self.one} and {self.other} share no seed, so their runs are not paired "
                 "and it is not known which is better: run both with the same seeds."
             )
-        n, mean = self.difference.n, self.difference.mean
-        first, second, low, high = self.ahead()
-        ahead = f"{points(abs(mean))} points of {self.measure}"
+        first, second, far = self.ahead()
+        n, mean, ahead = far.n, far.mean, f"{points(far.mean)} points of {self.measure}"
         if n == 1:
-            far = f"{ahead} above" if mean else f"with the same {self.measure} as"
+            above = f"{ahead} above" if mean else f"with the same {self.measure} as"
             return (
-                f"{where}{first} came out {far} {second} with seed {self.seeds[0]}. One "
+                f"{where}{first} came out {above} {second} with seed {self.seeds[0]}. One "
                 "pair of runs may differ by chance (n = 1): run both with more seeds."
             )
         if self.p is None:
             same = f"always {ahead} above {second}" if mean else f"always equal to {second}"
             return f"{where}{first} was {same} (n = {n}): there is no spread to test against."
-        numbers = (
-            f"95% confidence interval {points(low)} to {points(high)} points, {format_p(self.p)}, "
-            f"n = {n}"
-        )
+        numbers = f"95% confidence interval {far.between} points, {format_p(self.p)}, n = {n}"
         if self.is_sure:
             return f"{where}{first} is better than {second}, by {ahead} ({numbers})."
         return (
             f"{where}It cannot be said that {first} is better than {second}: the difference of "
             f"{ahead} may be chance ({numbers})."
         )
+
+
+def is_sure(p: float | None) -> bool:
+    """Whether a difference is significant."""
+    return p is not None and p < SURE
 
 
 def check_target(target: float | None, where: str) -> None:
@@ -233,15 +243,27 @@ def pair_rows(paired: Sequence[Pair]) -> tuple[list[str], list[list[str]]]:
     for pair in paired:
         cells = [pair.one, pair.other, NONE, NONE, NONE, "0"]
         if pair.difference is not None:
-            first, second, low, high = pair.ahead()
-            interval = f"{points(low)} to {points(high)}" if low is not None else NONE
+            first, second, far = pair.ahead()
             p = NONE if pair.p is None else format_p(pair.p).removeprefix("p ").removeprefix("= ")
-            ahead = points(abs(pair.difference.mean))
-            cells = [first, second, ahead, interval, p, str(pair.difference.n)]
+            cells = [first, second, points(far.mean), far.between, p, str(far.n)]
         rows.append([*cells, *([pair.task] if tasked else [])])
     p = "p (Holm)" if len(paired) > 1 else "p"  # intervals are not corrected
     header = ["first", "second", "points ahead", "95% confidence interval", p, "n"]
     return [*header, *(["task"] if tasked else [])], rows
+
+
+def picture_of(found: Mapping[str, Estimate], what: str = "difference", **more: Any) -> Intervals:
+    """Differences in points, a row each; those that may be chance are grey."""
+    sides = ([getattr(one, side) for one in found.values()] for side in ("mean", "low", "high"))
+    marks = ([None if value is None else 100 * value for value in side] for side in sides)
+    more = {"x_label": "points of accuracy", "digits": 2, **more}
+    return Intervals(
+        rows=list(found),
+        series=[Marks(what, *marks)],
+        zero=True,
+        faint=frozenset(i for i, one in enumerate(found.values()) if not is_sure(one.p)),
+        **more,
+    )
 
 
 def unequal_rounds(all_tasks: Sequence[Task]) -> str:

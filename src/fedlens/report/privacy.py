@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fedlens.report.blocks import Block, Curves, Line, Table
-from fedlens.report.groups import Group, curve, in_all, off_if_many
+from fedlens.report.blocks import Block, Curves, Table
+from fedlens.report.groups import Group, by_cost, curve, off_if_many
 from fedlens.runs.records import PART_NAMES, Run, is_number, number
 
 
@@ -39,10 +39,13 @@ def privacy_line(run: Run) -> str:
     return line
 
 
+def _epsilons(run: Run) -> list[float | None]:
+    return [number(row.get("epsilon")) for row in run.rounds]
+
+
 def privacy_blocks(groups: Sequence[Group], part: str) -> Iterator[Block]:
     """ε by round, accuracy by ε if there are several groups, and what leaves a single run."""
     private = [one for one in groups if any(run.has("epsilon") for run in one.runs)]
-    metric = f"{part}_accuracy"
     if private:
         yield Curves(
             title="Privacy spent",
@@ -51,7 +54,11 @@ def privacy_blocks(groups: Sequence[Group], part: str) -> Iterator[Block]:
             lines=off_if_many([curve(one, "epsilon") for one in private]),
             y_label="ε",
         )
-    lines = [line for one in private if len(groups) > 1 and (line := _by_epsilon(one, metric)).x]
+    lines = [
+        line
+        for one in private
+        if len(groups) > 1 and (line := by_cost(one, f"{part}_accuracy", _epsilons)).x
+    ]
     if lines:
         yield Curves(
             title="Accuracy by ε",
@@ -88,18 +95,3 @@ def privacy_blocks(groups: Sequence[Group], part: str) -> Iterator[Block]:
             header=["what", "guarantee"],
             rows=rows,
         )
-
-
-def _by_epsilon(one: Group, metric: str) -> Line:
-    """The means of ε and of accuracy over repeats, for the rounds that all of them recorded."""
-    pairs = [
-        {row["round"]: (row["epsilon"], row[metric]) for row in run.rounds if _has(row, metric)}
-        for run in one.runs
-    ]
-    both = in_all(pairs)
-    x, y = ([sum(v[side] for v in all_) / len(all_) for all_ in both.values()] for side in (0, 1))
-    return Line(one.name, x, y)
-
-
-def _has(row: dict[str, Any], metric: str) -> bool:
-    return is_number(row.get("epsilon")) and is_number(row.get(metric))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fedlens.config.experiment import Clients, Experiment, LocalTraining, Named, Privacy
 from fedlens.recipes.page import bars, curves, note, told
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Table
 from fedlens.report.numbers import NONE
-from fedlens.report.pairs import estimate, points
+from fedlens.report.pairs import estimate
 from fedlens.runs.records import Run
 
 BATCH, STEPS = 256, 24  # of a client with a tenth of the images, in an epoch
@@ -40,34 +40,31 @@ def methods(scale: Scale) -> Recipe:
     axes = itertools.product(SPLITS, METHODS, EPSILONS)
     return Recipe(
         *told(__name__, "methods"),
+        blocks,
         cells={cell(*one): _experiment(scale, *one) for one in axes},
         seeds=range(scale.pick(1, 2, 10)),
-        blocks=blocks,
         ours=True,
         stand_in=scale.instead("fashion-mnist"),
-        num_classes={"fashion-mnist": 10},
     )
 
 
 def _experiment(scale: Scale, split: str, method: str, epsilon: str) -> Experiment:
-    target, counts = EPSILONS[epsilon], 20.0 if method == "FedNS" else None
-    smoke = scale.name == "smoke"
-    algorithm, partition = METHODS[method], SPLITS[split]
-    if smoke:  # a tenth of the images
-        partition = Named(
-            partition.name, {k: v for k, v in partition.options.items() if k == "alpha"}
-        )
+    partition, private = SPLITS[split], None
+    if scale.name == "smoke":  # a tenth of the images
+        alpha = {name: value for name, value in partition.options.items() if name == "alpha"}
+        partition = Named(partition.name, alpha)
+    if (target := EPSILONS[epsilon]) is not None:
+        counts = 20.0 if method == "FedNS" else None
+        private = Privacy(unit="example", epsilon=target, clip=CLIP, count_noise=counts)
     return Experiment(
         dataset=Named(scale.dataset("fashion-mnist")),
         model=Named(scale.pick("linear", "tanh-cnn", "tanh-cnn")),
         rounds=scale.pick(2, 15, 30),
         engine=scale.engine,
         clients=Clients(count=10, partition=partition),
-        local=LocalTraining(batch_size=BATCH, lr=LR if target is None else PRIVATE_LR),
-        privacy=None
-        if target is None
-        else Privacy(unit="example", epsilon=target, clip=CLIP, count_noise=counts),
-        algorithm=(algorithm,),
+        local=LocalTraining(batch_size=BATCH, lr=PRIVATE_LR if private else LR),
+        privacy=private,
+        algorithm=(METHODS[method],),
     )
 
 
@@ -76,76 +73,58 @@ def late(run: Run) -> float:
     return statistics.fmean(run.curve("test_accuracy")[1][-COUNTED:])
 
 
-def _measured(results: Results, name: str) -> Measured | None:
-    return Measured.of([late(run) for run in results.runs[name]])
-
-
 def blocks(results: Results) -> list[Block]:
-    shown: list[Block] = []
-    for split in SPLITS:
-        found: Mapping[str, list[Measured | None]] = {
-            f"ε {epsilon}": [_measured(results, cell(split, name, epsilon)) for name in METHODS]
-            for epsilon in EPSILONS
-        }
-        shown.append(
-            bars(
-                list(METHODS),
-                found,
-                title=f"{split}: accuracy by method and ε",
-                caption=f"Mean test accuracy of the last {COUNTED} rounds.",
-                digits=1,
-            )
+    pictures = [
+        bars(
+            list(METHODS),
+            {
+                f"ε {epsilon}": [
+                    Measured.of(list(map(late, results.runs[cell(split, name, epsilon)])))
+                    for name in METHODS
+                ]
+                for epsilon in EPSILONS
+            },
+            title=f"{split}: accuracy by method and ε",
+            digits=1,
         )
-    shown += [_lost(results, split) for split in SPLITS]
-    shown += [_ahead(results, split) for split in SPLITS]
-    for split in SPLITS:
-        names = {cell(split, name, "2"): name for name in METHODS}
-        shown.append(curves(results, names, title=f"{split}: accuracy by round at ε 2"))
-    return [*shown, note(__name__, "How methods is read")]
-
-
-def _differences(results: Results, one: str, other: str) -> str:
-    found = [late(a) - late(b) for a, b in results.pairs(one, other)]
-    if not found:
-        return NONE
-    told = estimate(found)
-    between = "" if told.low is None else f" ({points(told.low)} to {points(told.high)})"
-    return f"{points(told.mean)}{between}"
-
-
-def _table(results: Results, title: str, caption: str, rows: list[list[str]]) -> Table:
-    header = ["", *(f"ε {epsilon}" for epsilon in EPSILONS)]
-    paired = "In points, paired by seed, with 95% intervals (Student's)."
-    kept = [row for row in rows if any(entry != NONE for entry in row[1:])]
-    return Table(title=title, caption=f"{caption} {paired}", header=header, rows=kept)
-
-
-def _lost(results: Results, split: str) -> Table:
-    rows = [
-        [
-            name,
-            *(
-                _differences(results, cell(split, name, epsilon), cell(split, name, "∞"))
-                for epsilon in EPSILONS
-            ),
-        ]
-        for name in METHODS
+        for split in SPLITS
     ]
-    caption = "Accuracy with ε minus the same method's without privacy."
-    return _table(results, f"{split}: what privacy costs", caption, rows)
-
-
-def _ahead(results: Results, split: str) -> Table:
-    rows = [
-        [
-            f"{name} − FedAvg",
-            *(
-                _differences(results, cell(split, name, epsilon), cell(split, "FedAvg", epsilon))
-                for epsilon in EPSILONS
-            ),
-        ]
-        for name in METHODS
-        if name != "FedAvg"
+    others = [name for name in METHODS if name != "FedAvg"]
+    costs = [
+        _table(
+            results,
+            f"{split}: what privacy costs",
+            {m: [(cell(split, m, e), cell(split, m, "∞")) for e in EPSILONS] for m in METHODS},
+        )
+        for split in SPLITS
     ]
-    caption = "Accuracy minus FedAvg's with the same ε."
-    return _table(results, f"{split}: what a method brings", caption, rows)
+    gains = [
+        _table(
+            results,
+            f"{split}: what a method brings",
+            {
+                f"{m} − FedAvg": [(cell(split, m, e), cell(split, "FedAvg", e)) for e in EPSILONS]
+                for m in others
+            },
+        )
+        for split in SPLITS
+    ]
+    by_round = [
+        curves(
+            results,
+            {cell(split, name, "2"): name for name in METHODS},
+            title=f"{split}: accuracy by round at ε 2",
+        )
+        for split in SPLITS
+    ]
+    return [*pictures, *costs, *gains, *by_round, note(__name__, "How methods is read")]
+
+
+def _table(results: Results, title: str, rows: Mapping[str, Sequence[tuple[str, str]]]) -> Table:
+    """Differences of two cells each, by seed: a row of them for each method, by ε."""
+    body = []
+    for name, pairs in rows.items():
+        found = [[late(a) - late(b) for a, b in results.pairs(*pair)] for pair in pairs]
+        body.append([name, *(estimate(one).words() if one else NONE for one in found)])
+    kept = [row for row in body if any(entry != NONE for entry in row[1:])]
+    return Table(title=title, header=["", *(f"ε {epsilon}" for epsilon in EPSILONS)], rows=kept)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.recipes.page import ahead, beside, curves, note, paired, published, sentences, told
-from fedlens.recipes.recipe import Recipe, Results, Scale
+from fedlens.recipes.recipe import NUM_CLASSES, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Table, Text
 
 ALGORITHMS = {"FedAvg": Named("fedavg"), "FedAvg+lastFC": Named("lastfc"), "FedNS": Named("fedns")}
@@ -34,7 +34,6 @@ class Study:
     dataset: str
     model: Named
     per_class: int  # with iid clients; otherwise up to twice as many
-    num_classes: int
     remark: str = ""  # the section of notes.md about what the paper does not say of it
 
     @property
@@ -44,9 +43,9 @@ class Study:
 
 
 PUBLISHED: Mapping[str, Mapping[str, Sequence[float]]] = published(__name__)
-FASHION = Study("fashion-mnist", Named("fedns-cnn"), 5, 10)
-CIFAR = Study("cifar10", Named("alexnet-32"), 50, 10, "AlexNet")
-TINY = Study("tiny-imagenet", Named("resnet18", {"stem": "tiny"}), 5, 200, "The stem of ResNet-18")
+FASHION = Study("fashion-mnist", Named("fedns-cnn"), 5)
+CIFAR = Study("cifar10", Named("alexnet-32"), 50, "AlexNet")
+TINY = Study("tiny-imagenet", Named("resnet18", {"stem": "tiny"}), 5, "The stem of ResNet-18")
 
 
 def table1(scale: Scale) -> Recipe:
@@ -87,7 +86,6 @@ def _recipe(study: Study, scale: Scale, item: Literal["table", "figure"]) -> Rec
         cells={cell: _experiment(study, scale, *axes) for cell, axes in CELLS.items()},
         seeds=range(scale.pick(2, 3, 10)),
         stand_in=" ".join([*light, scale.instead(study.dataset)]).strip(),
-        num_classes={study.dataset: study.num_classes},
     )
 
 
@@ -129,7 +127,7 @@ def table_blocks(study: Study, results: Results) -> list[Block]:
 def _is_on_its_data(study: Study, results: Results) -> bool:
     """Whether runs use the paper's data with all classes."""
     return results.scale.dataset(study.dataset) == study.dataset and all(
-        len(run.manifest["classes"]) == study.num_classes for run in results.all
+        len(run.manifest["classes"]) == NUM_CLASSES[study.dataset] for run in results.all
     )
 
 

@@ -475,6 +475,7 @@ def panels(scale: Scale) -> list[Panel]:
 
 
 def figure8(scale: Scale) -> Recipe:
+    """Figure 8: relative accuracy by effective learning rate, momentum and α."""
     cells = {}
     for dataset, of_dataset in itertools.groupby(panels(scale), lambda panel: panel.dataset):
         cells[f"{dataset}, centralised"] = centralised(scale, dataset)

@@ -25,7 +25,7 @@ from fedlens.recipes.hsu2020.setting import (
     stand_in,
 )
 from fedlens.recipes.page import Ours, beside, mean_of, told
-from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
+from fedlens.recipes.recipe import NUM_CLASSES, Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Curves, Heat, Line, Table
 from fedlens.report.numbers import NONE
 from fedlens.setup import partition
@@ -287,7 +287,6 @@ def _figure3(results: Results, clients: Population) -> list[Block]:
     ]
 
 
-CLASSES = {"cifar10": 10, "cifar100": 100}
 IMAGES = 50_000  # training images, equally many per class
 
 
@@ -331,7 +330,7 @@ def _figure10(results: Results) -> list[Block]:
 
 def _split(name: str, alpha: float, seed: int) -> Tensor:  # [K, L]
     """The number of examples by client and class in one split of a training set's labels."""
-    count = CLASSES[name]
+    count = NUM_CLASSES[name]
     nothing = torch.zeros(IMAGES, 1, 1, 1, dtype=torch.uint8)
     described = Experiment(
         dataset=Named(name),

@@ -15,9 +15,9 @@ from fedlens.data.augment import Augment
 from fedlens.evaluation.intervals import holm
 from fedlens.recipes.page import bars, beside, curves, note, published, sentences, told
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
-from fedlens.report.blocks import Block, Intervals, Marks, Series, Table
+from fedlens.report.blocks import Block, Series, Table
 from fedlens.report.numbers import NONE
-from fedlens.report.pairs import SURE, estimate, format_p, points
+from fedlens.report.pairs import Estimate, estimate, format_p, picture_of, points
 from fedlens.report.personal import shares
 from fedlens.runs.records import Run
 
@@ -41,8 +41,7 @@ METHODS = {
     "FedBABU": Named("fedbabu"),
     "FedProto": Named("fedproto"),
 }
-CLASSES = {"fashion-mnist": 10, "cifar100": 100}
-ROUNDS = {"fashion-mnist": 15, "cifar100": 12}  # at the scale small
+ROUNDS = {"fashion-mnist": 15, "cifar100": 12}  # by data set, at the scale small
 OF_FEDREP = {  # classes of a client: passes of the head, then of the body
     2: (10, 1),
     5: (10, 5),
@@ -71,18 +70,18 @@ def pfllib_dir(scale: Scale) -> Recipe:
             evaluate=Evaluate(every=scale.pick(1, 1, 10), on=(), baselines=False),
             algorithm=(method,),
         )
-        for dataset in CLASSES
+        for dataset in ROUNDS
         for name, method in METHODS.items()
     }
 
     def blocks(results: Results) -> list[Block]:
         shown: list[Block] = []
-        for dataset in CLASSES:
+        for dataset in ROUNDS:
             theirs = published(__name__)[dataset] if scale.dataset(dataset) == dataset else {}
             shown += board(results, f"{dataset}, ", tuple(METHODS), theirs)
         return [*shown, note(__name__, "PFLlib's settings and ours")]
 
-    instead = " ".join(dict.fromkeys(filter(None, map(scale.instead, CLASSES))))
+    instead = " ".join(dict.fromkeys(filter(None, map(scale.instead, ROUNDS))))
     cut = sentences(__name__, "Small") if scale.name == "small" else ""
     return Recipe(
         *told(__name__, "pfllib-dir"),
@@ -90,7 +89,6 @@ def pfllib_dir(scale: Scale) -> Recipe:
         cells=cells,
         seeds=range(scale.pick(1, 1, 3)),
         stand_in=f"{cut} {instead}".strip(),
-        num_classes=CLASSES,
     )
 
 
@@ -134,7 +132,6 @@ def fedrep(scale: Scale) -> Recipe:
         cells=cells,
         seeds=range(scale.pick(1, 1, 5)),
         stand_in=_fewer(scale, "40 of 100 rounds, one seed of five."),
-        num_classes={"cifar10": 10},
     )
 
 
@@ -187,7 +184,6 @@ def moon(scale: Scale) -> Recipe:
         cells=cells,
         seeds=range(scale.pick(1, 1, 3)),
         stand_in=_fewer(scale, "10 of 100 rounds, one seed of three."),
-        num_classes={"cifar10": 10},
     )
 
 
@@ -218,54 +214,48 @@ def board(
 ) -> list[Block]:
     """Both rules beside what was published, and what each method gains for clients."""
     runs = {name: results.runs[of + name] for name in names}
-    rules = {
-        "best round": {name: Measured.of(list(map(best_round, runs[name]))) for name in names},
-        "last round": {name: Measured.of(list(map(by_images, runs[name]))) for name in names},
+    found = {
+        column: {name: Measured.of(list(map(score, runs[name]))) for name in names}
+        for column, score in (
+            ("best round", best_round),
+            ("last round", by_images),
+            ("mean of clients", _mean),
+        )
     }
-    means = {name: Measured.of([_mean(run) for run in runs[name]]) for name in names}
     against = {other: _gains(results, of, names, other) for other in (ALONE, TUNED)}
     where = of.removesuffix(", ")
 
-    def said(value: Measured | float | None) -> str:
-        mean = value.mean if isinstance(value, Measured) else value
-        return NONE if mean is None else f"{100 * mean:.2f}"
+    def gain(one: Estimate | None) -> str:
+        if one is None or one.p is None:
+            return NONE if one is None else points(one.mean)
+        return f"{one.words()}, {format_p(one.p)}"
 
     table = Table(
         title=f"{where}: their rule and ours",
-        header=("method", "published", *rules, "mean of clients", *(f"− {o}" for o in against)),
+        header=("method", "published", *found, *(f"− {other}" for other in against)),
         rows=[
             [
                 name,
-                said(theirs.get(name)),
-                *(said(found[name]) for found in rules.values()),
-                said(means[name]),
-                *(found.get(name, (NONE,))[0] for found in against.values()),
+                f"{100 * theirs[name]:.2f}" if name in theirs else NONE,
+                *(f"{100 * one.mean:.2f}" if (one := of[name]) else NONE for of in found.values()),
+                *(gain(gains.get(name)) for gains in against.values()),
             ]
             for name in names
             if runs[name]
         ],
         published=frozenset({1}),
     )
-    alone = against[ALONE]
-    told = [name for name in names if name in alone and len(alone[name]) > 1]
-    sides = [[alone[name][i] for name in told] for i in (1, 2, 3)]
-    gains = Intervals(
-        title=f"{where}: who gains by federating?",
-        rows=told,
-        series=[Marks("gain over local-only", *sides)],
-        x_label="points of accuracy",
-        digits=1,
-        zero=True,
-        faint=frozenset(i for i, name in enumerate(told) if not alone[name][4]),
-    )
     both = bars(
         names,
-        {rule: list(found.values()) for rule, found in rules.items()},
+        {rule: [*found[rule].values()] for rule in ("best round", "last round")},
         *([Series("published", [theirs.get(name) for name in names])] if theirs else []),
         title=f"{where}: accuracy by method",
         digits=1,
     )
-    return [both, table, *([gains] if told else [])]
+    title = f"{where}: who gains by federating?"
+    gains = against[ALONE]
+    picture = [picture_of(gains, "gain over local-only", title=title, digits=1)] if gains else []
+    return [both, table, *picture]
 
 
 def _mean(run: Run) -> float | None:
@@ -273,10 +263,8 @@ def _mean(run: Run) -> float | None:
     return float(np.nanmean(own)) if np.isfinite(own).any() else None
 
 
-def _gains(
-    results: Results, of: str, names: Sequence[str], other: str
-) -> dict[str, tuple[Any, ...]]:
-    """By method: the gain in words; its mean and ends in points, and whether it is no chance."""
+def _gains(results: Results, of: str, names: Sequence[str], other: str) -> dict[str, Estimate]:
+    """What each method gains over another for clients; p is corrected for their number (Holm)."""
     found = {}
     for name in names:
         pairs = results.pairs(of + name, of + other)
@@ -285,12 +273,4 @@ def _gains(
         if name != other and values:
             found[name] = estimate(values)
     sure = holm([one.p for one in found.values()])
-    told = {}
-    for (name, one), p in zip(found.items(), sure, strict=True):
-        low, high = one.low, one.high
-        words = points(one.mean)
-        if low is not None and high is not None and p is not None:
-            words += f" ({points(low)} to {points(high)}), {format_p(p)}"
-        ends = (None if end is None else 100 * end for end in (low, high))
-        told[name] = (words, 100 * one.mean, *ends, p is not None and p < SURE)
-    return told
+    return {name: replace(one, p=p) for (name, one), p in zip(found.items(), sure, strict=True)}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Mapping
-from functools import partial
 
 import numpy as np
 
@@ -29,19 +27,15 @@ PAIRS = (("FedAvg", ALONE), (TUNED, ALONE), (TUNED, "FedAvg"), ("FedPer", TUNED)
 At = tuple[float, int]
 """An α and a number of training images of a client."""
 
-Pair = tuple[str, str]
-
 
 def alphas(scale: Scale) -> tuple[float, ...]:
-    return scale.pick((0.05, 100.0), (0.05, 0.5, 2.0, 10.0, 100.0), ALPHAS)
+    every = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
+    return scale.pick((0.05, 100.0), (0.05, 0.5, 2.0, 10.0, 100.0), every)
 
 
 def sizes(scale: Scale) -> tuple[int, ...]:
-    return scale.pick((50, 200), (50, 250, 1000, 4000), SIZES)
-
-
-ALPHAS = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
-SIZES = (50, 120, 250, 500, 1000, 2000, 4000)
+    every = (50, 120, 250, 500, 1000, 2000, 4000)
+    return scale.pick((50, 200), (50, 250, 1000, 4000), every)
 
 
 def cell(at: At, name: str) -> str:
@@ -57,7 +51,6 @@ def map(scale: Scale) -> Recipe:
         seeds=range(scale.pick(1, 2, 10)),
         ours=True,
         stand_in=scale.instead("cifar10"),
-        num_classes={"cifar10": 10},
     )
 
 
@@ -107,16 +100,8 @@ def winner(results: Results, at: At) -> str | None:
     return METHOD if best not in (None, *KINDS) else best
 
 
-def _of_pair(means: Mapping[tuple[At, Pair], float], pair: Pair, at: At) -> float | None:
-    return means.get((at, pair))
-
-
 def blocks(results: Results) -> list[Block]:
     x, y = alphas(results.scale), sizes(results.scale)
-
-    def over(value: Callable[[At], float | None]) -> list[list[float | None]]:
-        return [[value((alpha, size)) for alpha in x] for size in y]
-
     grid = [*itertools.product(x, y)]
     compared = [(at, pair, difference(results, at, *pair)) for at in grid for pair in PAIRS]
     sure = holm([one.p if one else None for *_, one in compared])
@@ -126,7 +111,7 @@ def blocks(results: Results) -> list[Block]:
             f"{at[1]:,}",
             f"{pair[0]} − {pair[1]}",
             points(one.mean),
-            NONE if one.low is None else f"{points(one.low)} to {points(one.high)}",
+            one.between,
             NONE if p is None else format_p(p) + ("" if p < SURE else ", maybe chance"),
             str(one.n),
         ]
@@ -136,10 +121,10 @@ def blocks(results: Results) -> list[Block]:
     means = {(at, pair): one.mean for at, pair, one in compared if one}
     shown: list[Block] = [
         Contours(
-            title=f"{one} − {other}",
+            title=" − ".join(pair),
             x=x,
             y=y,
-            z=over(partial(_of_pair, means, (one, other))),
+            z=[[means.get(((alpha, size), pair)) for alpha in x] for size in y],
             x_label="α",
             y_label="training images of a client",
             z_label="difference in accuracy",
@@ -147,7 +132,7 @@ def blocks(results: Results) -> list[Block]:
             log_y=True,
             percent=True,
         )
-        for one, other in PAIRS
+        for pair in PAIRS
     ]
     tiles = Tiles(
         title="Who is best where",
