@@ -69,7 +69,7 @@ def test_every_key_of_the_design_is_there_once_defaults_are_filled_in(tmp_path):
         ("evaluate.evry=1", "unknown key 'evaluate.evry': did you mean 'every'?"),
         ("augment.flop=true", "unknown key 'augment.flop': did you mean 'flip'?"),
         ("dataset=fashion-mnist-min", "unknown dataset 'fashion-mnist-min': did you mean"),
-        ("dataset.pth=x", "dataset 'fashion-mnist-mini' has no option 'pth': it takes none"),
+        ("dataset.pth=x", "dataset 'fashion-mnist-mini' has no option 'pth': choose one of size"),
         ("model=lenet", "unknown model 'lenet': did you mean 'lenet5'?"),
         ("model.padding=same", "model 'linear' has no option 'padding': it takes none"),
         ("model={name='hsu-cnn', paddin='same'}", "no option 'paddin': did you mean 'padding'?"),

@@ -12,11 +12,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from fedlens.data import DATASETS, Source, published
 from fedlens.data.fetch import check, get_from, listing
 from fedlens.data.places import cache, roots
 from fedlens.data.published import CIFAR100, CIFAR100_COARSE, FASHION_MNIST, MNIST, PUBLISHED
+from fedlens.storage import free_memory
 from fedlens.storage.reading import BadFile
 from tests.data.published_files import (
     idx_bytes,
@@ -267,3 +269,23 @@ def test_the_files_of_mnist_are_taken_from_an_archive_as_they_are_without_gzip(t
                 tar.addfile(about, io.BytesIO(content))
     get_from("mnist", tmp_path / "mnist.tar.gz", tmp_path / "dest")
     assert len(DATASETS["mnist"](Source(data=tmp_path / "dest")).train) == 60_000
+
+
+@pytest.mark.parametrize("size", [16, 50])
+def test_a_set_is_resized_as_pillow_does_it(size):
+    as_published = DATASETS["fashion-mnist-mini"](Source())
+    found = DATASETS["fashion-mnist-mini"](Source(), size=size)
+    assert found.shape == (1, size, size)
+    assert found.train.images.is_contiguous(memory_format=torch.channels_last)
+    for k in (0, 5_999):
+        picture = Image.fromarray(as_published.train.images[k, 0].numpy())
+        expected = np.asarray(picture.resize((size, size), Image.Resampling.BILINEAR), int)
+        assert np.abs(found.train.images[k, 0].numpy() - expected).max() <= 1
+
+
+def test_a_size_that_is_none_or_too_large_is_refused(monkeypatch):
+    with pytest.raises(ValueError, match="size is 0"):
+        DATASETS["fashion-mnist-mini"](Source(), size=0)
+    monkeypatch.setattr(free_memory, "available", lambda: 1000)
+    with pytest.raises(ValueError, match="smaller size"):
+        DATASETS["fashion-mnist-mini"](Source(), size=224)

@@ -118,6 +118,10 @@ class Experiment:
     augment: OrTable[Augment] = default(Augment())
     outputs: Count | None = None
     """outputs of the model's head; without it, the number of classes"""
+    initialise: Literal["model", "glorot", "he"] = "model"
+    """the model's first weights. `model`: as its own code draws them, most often as PyTorch does.
+    `glorot`, `he`: those of convolutions and linear layers by this rule, uniform, with biases of
+    0"""
     norm: Literal["shared", "local", "group", "frozen"] = "shared"
     """what becomes of normalisation layers. `shared`: they are averaged like the rest, statistics
     included. `local`: every client keeps its own. `group`: BatchNorm is replaced by GroupNorm.

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from fedlens.core.federation import Dataset, Examples
@@ -110,6 +111,7 @@ def read_idx_folder(folder: Path, *, ending: str) -> tuple[Examples, Examples]:
 
 
 PIXELS = 3 * 32 * 32
+AT_ONCE = 256  # images that are resized together
 
 
 class _Array:
@@ -384,6 +386,29 @@ MINI_CONTENTS = "6,000 + 1,000 images, 28×28, 10 classes"
 PUBLISHED = {entry.name: entry for entry in (FASHION_MNIST, MNIST, CIFAR10, CIFAR100)}
 
 
+def resized(dataset: Dataset, size: int | None) -> Dataset:
+    """The set with images of `size` × `size`, interpolated linearly as Pillow does it."""
+    if size is None:
+        return dataset
+    if size < 1:
+        raise ValueError(f"{dataset.name}: size is {size}: choose 1 or more, or leave it out")
+    count, channels = len(dataset.train) + len(dataset.test), dataset.shape[0]
+    needed = {f"images of {size}×{size}": count * channels * size**2}
+    memory.demand(dataset.name, needed, "choose a smaller size")
+
+    def of(part: Examples) -> Examples:
+        images = torch.empty((len(part), size, size, channels), dtype=torch.uint8)
+        images = images.permute(0, 3, 1, 2)  # stored channels-last
+        for some in torch.split(torch.arange(len(part)), AT_ONCE):
+            pixels = F.interpolate(
+                part.images[some].float(), (size, size), mode="bilinear", antialias=True
+            )
+            images[some] = pixels.round().clamp(0, 255).to(torch.uint8)
+        return replace(part, images=images)
+
+    return replace(dataset, train=of(dataset.train), test=of(dataset.test))
+
+
 class Found(NamedTuple):
     """A folder that holds all or some of the files of a set."""
 
@@ -445,9 +470,12 @@ def load(entry: Published, source: Source) -> Dataset:
         return Dataset(entry.name, train, test, entry.classes, entry.mean, entry.std)
 
 
-def fashion_mnist_mini(_source: Source) -> Dataset:
-    """600 training and 100 test images of each class of Fashion-MNIST, inside the package."""
-    return _mini()
+def fashion_mnist_mini(_source: Source, *, size: int | None = None) -> Dataset:
+    """600 training and 100 test images of each class of Fashion-MNIST, inside the package.
+
+    They are resized to `size` × `size`, if it is given.
+    """
+    return resized(_mini(), size)
 
 
 @functools.cache
@@ -468,24 +496,26 @@ def mini_content() -> bytes:
     return content
 
 
-def fashion_mnist(source: Source) -> Dataset:
-    """Fashion-MNIST: 70,000 gray images of clothes, 28×28, 10 classes."""
-    return load(FASHION_MNIST, source)
+def fashion_mnist(source: Source, *, size: int | None = None) -> Dataset:
+    """Fashion-MNIST: 70,000 gray images of clothes, 28×28 or resized, 10 classes."""
+    return resized(load(FASHION_MNIST, source), size)
 
 
-def mnist(source: Source) -> Dataset:
-    """MNIST: 70,000 gray images of handwritten digits, 28×28, 10 classes."""
-    return load(MNIST, source)
+def mnist(source: Source, *, size: int | None = None) -> Dataset:
+    """MNIST: 70,000 gray images of handwritten digits, 28×28 or resized, 10 classes."""
+    return resized(load(MNIST, source), size)
 
 
-def cifar10(source: Source) -> Dataset:
-    """CIFAR-10: 60,000 colour images, 32×32, 10 classes."""
-    return load(CIFAR10, source)
+def cifar10(source: Source, *, size: int | None = None) -> Dataset:
+    """CIFAR-10: 60,000 colour images, 32×32 or resized, 10 classes."""
+    return resized(load(CIFAR10, source), size)
 
 
-def cifar100(source: Source, *, labels: Literal["fine", "coarse"] = "fine") -> Dataset:
-    """CIFAR-100: 60,000 colour images, 32×32, 100 fine or 20 coarse classes."""
-    dataset = load(CIFAR100, source)
+def cifar100(
+    source: Source, *, labels: Literal["fine", "coarse"] = "fine", size: int | None = None
+) -> Dataset:
+    """CIFAR-100: 60,000 colour images, 32×32 or resized, 100 fine or 20 coarse classes."""
+    dataset = resized(load(CIFAR100, source), size)
     if labels == "fine":
         return dataset
 

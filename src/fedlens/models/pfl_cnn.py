@@ -11,6 +11,7 @@ from collections import OrderedDict
 from torch import nn
 
 from fedlens.models.geometry import num_features
+from fedlens.models.initial import initialise
 
 
 def pfl_cnn(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
@@ -31,9 +32,5 @@ def pfl_cnn(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
         "fc2": nn.Linear(128, num_classes),
     }
     model = nn.Sequential(OrderedDict(features | head))
-    for layer in model:
-        if isinstance(layer, (nn.Conv2d, nn.Linear)):
-            nn.init.xavier_uniform_(layer.weight)
-            assert layer.bias is not None
-            nn.init.zeros_(layer.bias)
+    initialise(model, "glorot")
     return model

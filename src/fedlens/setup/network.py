@@ -13,6 +13,7 @@ from fedlens.config.names import MODELS
 from fedlens.core import keys
 from fedlens.core.federation import Dataset
 from fedlens.models.freeze import freeze_norms, train_last
+from fedlens.models.initial import initialise
 from fedlens.models.weights import Loaded, load_weights
 from fedlens.network.layers import group_norm
 from fedlens.network.network import Network
@@ -44,6 +45,8 @@ def untrained(experiment: Experiment, shape: tuple[int, int, int], outputs: int)
             module = copy.deepcopy(given)
         if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
             _give_shapes(module, shape)
+        if experiment.initialise != "model":
+            initialise(module, experiment.initialise)
     return group_norm(module) if experiment.norm == "group" else module
 
 
@@ -110,7 +113,8 @@ def shared_network(
         return make_network(experiment, dataset)
     one = experiment
     depends_on = one.model, one.outputs, one.norm, one.weights, one.train_last, one.precision
-    key = repr((id(dataset), one.normalise, *depends_on, one.weights_sha256, one.seed))
+    start = one.initialise, one.weights_sha256, one.seed
+    key = repr((id(dataset), one.normalise, *depends_on, *start))
     if key not in made:
         made[key] = make_network(experiment, dataset)
     return made[key]
