@@ -12,7 +12,7 @@ import fedlens as fl
 from fedlens.config.names import PARTITIONS
 from fedlens.core.federation import Examples, Holdings
 from fedlens.data.partitions.altered import Altered, _blurred, _turned
-from fedlens.data.partitions.dealing import dealt
+from fedlens.data.partitions.dealing import apply_partition
 from fedlens.setup import build, partition
 
 
@@ -24,7 +24,7 @@ def examples(num: int = 600, side: int = 8, dtype: torch.dtype = torch.uint8) ->
 
 
 def altered(name: str, given: Examples, num_clients: int | None, **options: Any) -> Altered:
-    made = dealt(name, options, given, 10, num_clients, np.random.default_rng(0))
+    made = apply_partition(name, options, given, 10, num_clients, np.random.default_rng(0))
     assert isinstance(made, Altered)
     return made
 

@@ -13,7 +13,7 @@ import fedlens as fl
 from fedlens.algorithms.fedir import TellLabels
 from fedlens.core.federation import AT_ONCE, Examples, Federation
 from fedlens.data.partitions.by_draw import Drawn, Fresh
-from fedlens.data.partitions.dealing import dealt
+from fedlens.data.partitions.dealing import apply_partition
 from fedlens.setup import build, partition
 from fedlens.setup.devices import demand_memory
 
@@ -31,7 +31,7 @@ def described(train: Examples, **clients: Any) -> fl.Experiment:
 
 
 def split(name: str, given: Examples, num_clients: int, seed: int = 0, **options: Any) -> Any:
-    return dealt(name, options, given, 10, num_clients, np.random.default_rng(seed))
+    return apply_partition(name, options, given, 10, num_clients, np.random.default_rng(seed))
 
 
 UNEVEN = examples(np.random.default_rng(1).permutation(np.repeat([0, 1, 3], [40, 12, 90])))

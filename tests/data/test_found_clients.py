@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import fedlens as fl
 from fedlens.core.federation import Examples
 from fedlens.data.emd import emd
-from fedlens.data.partitions.dealing import dealt
+from fedlens.data.partitions.dealing import apply_partition
 from fedlens.data.statistics import counts
 from fedlens.setup import build
 
@@ -30,7 +30,7 @@ def dataset(train: Examples) -> fl.Dataset:
 
 
 def split(name: str, given: Examples, num_clients: int | None = None, seed: int = 0, **kw: Any):
-    return dealt(name, kw, given, 10, num_clients, np.random.default_rng(seed))
+    return apply_partition(name, kw, given, 10, num_clients, np.random.default_rng(seed))
 
 
 WRITERS = ["zoe", "ann", "ben", "ann", "zoe", "ann"]

@@ -15,7 +15,7 @@ from fedlens.config import options
 from fedlens.core.federation import Examples, Holdings
 from fedlens.data.emd import emd
 from fedlens.data.partitions import PARTITIONS
-from fedlens.data.partitions.dealing import _without_replacement, dealt
+from fedlens.data.partitions.dealing import _without_replacement, apply_partition
 from tests.counting import num_calls
 
 ALPHAS = [0.0, 1e-320, 1e-12, 1e-3, 0.1, 1.0, 100.0, 1e6, 1e308, math.inf]
@@ -360,7 +360,9 @@ def test_a_mistake_is_answered_with_its_remedy(
     name: str, num_clients: int, given_options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message) as error:
-        dealt(name, given_options, balanced(100, 5), 5, num_clients, np.random.default_rng(0))
+        apply_partition(
+            name, given_options, balanced(100, 5), 5, num_clients, np.random.default_rng(0)
+        )
     assert "\n" not in str(error.value)
 
 

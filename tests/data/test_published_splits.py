@@ -74,7 +74,7 @@ def test_its_path_is_relative_to_the_experiment(tmp_path: Path, monkeypatch) -> 
     [
         (ROWS.replace("9,1,1", "9,1,2"), ":3: image '1' is of class 2, but the data say 1: use"),
         (ROWS.replace("9,1,1", "9,7,1"), ":3: there is no image '7' among the 5 training"),
-        (ROWS.replace("9,3,1", "9,1,1"), ":5: image '1' stands in the file twice"),
+        (ROWS.replace("9,3,1", "9,1,1"), ":5: image '1' is listed twice"),
         (ROWS.replace("9,3,1", "9,3"), ":5: 2 cells under 3 columns"),
         (ROWS.replace("user_id", "user"), ":1: no column 'user_id' among user, image_id, class"),
         ("", "is empty: begin it with the header user_id,image_id,class"),

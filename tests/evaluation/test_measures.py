@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedlens as fl
-from fedlens.config.names import OF_EVALUATION, OF_ROUND
+from fedlens.config.names import MEASURE_PREFIXES, RECORD_FIELDS
 from fedlens.engines import Sequential
 from fedlens.evaluation.measures import (
     HIGHER,
@@ -34,7 +34,7 @@ def test_all_that_is_measured_of_answers_and_of_clients_is_declared():
 
 def test_no_scalar_of_an_algorithm_can_be_called_as_a_measure_of_the_model_is():
     for name in OF_MODEL:
-        assert name.startswith(OF_EVALUATION), name
+        assert name.startswith(MEASURE_PREFIXES), name
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_all_that_a_run_records_is_declared(algorithm, tmp_path, monkeypatch):
     )
     result = fl.run(experiment)
     recorded = result.records[-1].keys()
-    assert recorded <= LOWER | HIGHER | NEITHER | set(OF_ROUND)
+    assert recorded <= LOWER | HIGHER | NEITHER | set(RECORD_FIELDS)
     assert recorded >= OF_MODEL.keys() - {SUCCESS}  # which an attack is measured by
-    assert result.summary["final"].keys() == recorded - set(OF_ROUND) | {"train_loss"}
+    assert result.summary["final"].keys() == recorded - set(RECORD_FIELDS) | {"train_loss"}
     declared = (recorded & (LOWER | HIGHER)) - {"train_loss"}
     assert result.summary["best"].keys() == declared
 

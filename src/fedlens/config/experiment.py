@@ -45,8 +45,8 @@ from fedlens.config.sections import (
     Reporting,
     Table,
     WholeNumber,
+    check_fields,
     demand,
-    settle,
 )
 from fedlens.config.sections import Evaluate as Evaluate
 from fedlens.config.sections import LocalTraining as LocalTraining
@@ -168,7 +168,7 @@ class Experiment:
             )
         if isinstance(self.dataset, Named | str | Mapping):
             _refuse_path(Named.of(self.dataset, "dataset").name)
-        settle(self, "")
+        check_fields(self, "")
         if self.weights_sha256 is not None:
             fits = re.fullmatch("[0-9a-f]{64}", self.weights_sha256) is not None
             demand(fits, "weights_sha256", self.weights_sha256, "give 64 digits of 0-9, a-f")
@@ -181,9 +181,9 @@ class Experiment:
             demand(fits, "stop.accuracy", stop.accuracy, 'add "validation" to evaluate.on')
         if self.attack is not None and self.privacy is not None:
             raise ValueError("attack and [privacy] exclude each other: leave one out")
-        self._settle_clients()
+        self._decide_clients()
 
-    def _settle_clients(self) -> None:
+    def _decide_clients(self) -> None:
         """Decide what one part leaves to another: the partition, its clients, their number."""
         put = partial(object.__setattr__, self)
         partition, count = self.clients.partition, self.clients.count

@@ -204,7 +204,7 @@ BY_CLIENT = "client_accuracy"
 TRUST = "trust"
 """How much each client of a round counts, in the records of runs whose server weighs clients."""
 
-OF_ROUND = (
+RECORD_FIELDS = (
     *("round", "seconds", "evaluation_seconds", "train_loss", "examples"),
     *("batches", "batches_total", "clients", "bytes_up", "bytes_down"),
     *(
@@ -222,7 +222,7 @@ OF_ROUND = (
 """The fields of a record besides measures of the model and of the algorithm, and besides scheduled
 numbers, whose names are their keys, with a dot (`server.lr`)."""
 
-OF_EVALUATION = (
+MEASURE_PREFIXES = (
     *("test_", "validation_", "train_", "client_accuracy_"),
     *("relative_accuracy", "backdoor_"),
 )
@@ -247,8 +247,8 @@ def own_names(tables: Any, key: str = "") -> list[str]:
 def refuse_taken(scalars: Iterable[str]) -> None:
     """Refuse names of an algorithm's scalars that are used for something else."""
     for name in scalars:
-        if name == "loss" or name in OF_ROUND:
+        if name == "loss" or name in RECORD_FIELDS:
             raise ValueError(f"the scalar {name!r} is recorded already: choose another name")
-        if name.startswith(OF_EVALUATION) or "." in name:
+        if name.startswith(MEASURE_PREFIXES) or "." in name:
             what = "a setting" if "." in name else "a measure of the model"
             raise ValueError(f"the scalar {name!r} has the name of {what}: choose another name")

@@ -45,7 +45,7 @@ ALWAYS_MEASURED = "loss", "accuracy", "top5", "precision", "recall", "f1", "clas
 """What every evaluation measures; metrics of `evaluate.metrics` are added."""
 
 
-def settle(self: Any, prefix: str) -> None:
+def check_fields(self: Any, prefix: str) -> None:
     """Check every field of a dataclass against its type; tables become records."""
     hints = types_of(self.__class__)
     for f in fields(self):
@@ -81,7 +81,7 @@ class Clients:
     the run has a virtual clock"""
 
     def __post_init__(self) -> None:
-        settle(self, "clients.")
+        check_fields(self, "clients.")
         if self.count is not None and isinstance(self.per_round, int):
             train = self.count - self.num_unseen
             remedy = f"there are {train} clients that train: choose 1 to {train}"
@@ -121,7 +121,7 @@ class Constants:
     deviation: float | tuple[float, ...]
 
     def __post_init__(self) -> None:
-        settle(self, "normalise.")
+        check_fields(self, "normalise.")
         for key, value in vars(self).items():
             numbers = value if isinstance(value, tuple) else (value,)
             fits = bool(numbers) and all(map(math.isfinite, numbers))
@@ -184,7 +184,7 @@ class LocalTraining:
     [schedules.md](schedules.md#within-a-round)"""
 
     def __post_init__(self) -> None:
-        settle(self, "local.")
+        check_fields(self, "local.")
         if isinstance(self.epochs, Between):
             _demand_range("local.epochs", self.epochs)
         if isinstance(self.steps, Between):
@@ -208,7 +208,7 @@ class Server:
     ADMM family have their own, and refuse it"""
 
     def __post_init__(self) -> None:
-        settle(self, "server.")
+        check_fields(self, "server.")
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ class Evaluate:
     [schedules.md](schedules.md#the-best-model)"""
 
     def __post_init__(self) -> None:
-        settle(self, "evaluate.")
+        check_fields(self, "evaluate.")
         names = [named.name.rpartition(":")[2] for named in self.metrics]
         for name in names:
             fits = names.count(name) == 1 and name not in ALWAYS_MEASURED
@@ -281,7 +281,7 @@ class Stop:
     included"""
 
     def __post_init__(self) -> None:
-        settle(self, "stop.")
+        check_fields(self, "stop.")
 
 
 @dataclass(frozen=True)
@@ -302,7 +302,7 @@ class Faults:
     """the chance that it sends wrong shapes"""
 
     def __post_init__(self) -> None:
-        settle(self, "faults.")
+        check_fields(self, "faults.")
         both = sum(getattr(self, f.name) for f in fields(self))
         if both > 1:
             raise ValueError(f"faults have chances of {both:g} together: choose 1 or less")
@@ -327,7 +327,7 @@ class Reporting:
     finite (in a [fleet](fleet.md#sites-that-fail), a thousand times the norm of the model)"""
 
     def __post_init__(self) -> None:
-        settle(self, "reporting.")
+        check_fields(self, "reporting.")
 
     def needed(self, goal: int, fewest: int) -> int:
         """How many of `goal` clients must report, if combining needs at least `fewest` updates."""
@@ -377,7 +377,7 @@ class Privacy:
     ledger](#the-ledger)"""
 
     def __post_init__(self) -> None:
-        settle(self, "privacy.")
+        check_fields(self, "privacy.")
         both = {"epsilon": self.epsilon, "noise": self.noise}
         given = [key for key, value in both.items() if value is not None]
         demand(len(given) == 1, "privacy", both, "give one of epsilon and noise, and not both")
@@ -420,6 +420,6 @@ class Aggregation:
     With fewer the round is repeated"""
 
     def __post_init__(self) -> None:
-        settle(self, "aggregation.")
+        check_fields(self, "aggregation.")
         remedy = "choose two thirds or more: a dishonest server could ask two halves differently"
         demand(self.threshold > 0.666, "aggregation.threshold", self.threshold, remedy)

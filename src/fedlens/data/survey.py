@@ -139,7 +139,7 @@ def survey(
         )
     if any(file.name == ANNOTATIONS for file in below):
         raise ValueError(
-            f"{folder} is laid out as Tiny ImageNet is, whose classes stand in {ANNOTATIONS}: "
+            f"{folder} is laid out as Tiny ImageNet is, whose classes {ANNOTATIONS} lists: "
             'set dataset = "tiny-imagenet" in an experiment, and name the folder with --data'
         )
     laid = read_layout(folder, files, layout, lambda name: f"add --layout {name}", guess=True)

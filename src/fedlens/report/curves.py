@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from fedlens.config.names import OF_ROUND
+from fedlens.config.names import RECORD_FIELDS
 from fedlens.evaluation.measures import OF_MODEL
 from fedlens.report.blocks import Block, Curves, Line, Style
 from fedlens.report.groups import MANY, Group, best_round, by_cost, curve, off_if_many
@@ -82,7 +82,7 @@ def _chance(runs: Sequence[Run]) -> list[tuple[str, float]]:
 def measure_blocks(groups: Sequence[Group]) -> Iterator[Curves]:
     """Curves of the algorithms' own measures and of requested metrics, by round."""
     for key in _recorded(groups):
-        if key in {*OF_ROUND, *OF_MODEL} or "." in key:
+        if key in {*RECORD_FIELDS, *OF_MODEL} or "." in key:
             continue
         words = key.replace("_", " ")
         yield Curves(

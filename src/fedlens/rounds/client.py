@@ -29,7 +29,7 @@ from fedlens.core import Batch, Cuts, FactoredWeights, Local, Memory, Tree, Uplo
 from fedlens.core.federation import Examples
 from fedlens.core.trees import copy_tensors, in_order, join, map_tensors, stack, unstack
 from fedlens.data.augment import Augment
-from fedlens.data.augment.mixup import Mixture
+from fedlens.data.augment.changes import Mixture
 from fedlens.network.layout import Layout
 from fedlens.network.model import Model
 from fedlens.network.ops import local_step_, weighted_mean

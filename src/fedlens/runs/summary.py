@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlens.config.names import OF_ROUND, OUTCOMES, REPORTED
+from fedlens.config.names import OUTCOMES, RECORD_FIELDS, REPORTED
 from fedlens.engines.trainer import largest_yet
 from fedlens.evaluation.evaluate import ByClient, Twin, primary_part
 from fedlens.evaluation.intervals import bootstrap_mean, holm, p_value
@@ -87,7 +87,7 @@ def final(records: list[Record]) -> Record:
 def _measured(records: list[Record]) -> Record:
     """The measures of the last evaluation."""
     last = next((one for one in reversed(records) if OF_MODEL.keys() & one.keys()), {})
-    return {key: last[key] for key in last if key not in OF_ROUND and "." not in key}
+    return {key: last[key] for key in last if key not in RECORD_FIELDS and "." not in key}
 
 
 def gains(found: ByClient, seed: int) -> dict[str, Any]:

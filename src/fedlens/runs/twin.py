@@ -35,7 +35,7 @@ from fedlens.core import keys
 from fedlens.core.federation import Examples, Federation, Fixed, Holdings, Lasting
 from fedlens.core.trees import bytes_of
 from fedlens.data.partitions.altered import Altered
-from fedlens.data.partitions.dealing import dealt
+from fedlens.data.partitions.dealing import apply_partition
 from fedlens.data.places import cache
 from fedlens.evaluation.evaluate import Twin, primary_part, tested_by_client
 from fedlens.evaluation.measures import measure_name
@@ -125,7 +125,7 @@ def together(
     the split. If clients hold different examples in every round, it has all examples.
     """
     named = Named.of(of, "of")
-    held = dealt(named.name, named.options, examples, num_classes, count, rng)
+    held = apply_partition(named.name, named.options, examples, num_classes, count, rng)
     if isinstance(held, Altered):
         examples, held = held.examples, held.held
     split = Fixed(held) if isinstance(held, Holdings) else held

@@ -21,7 +21,7 @@ from fedlens.core.federation import Dataset, Examples, Fixed, Holdings, Split, o
 from fedlens.data.map_style import MapStyle, map_style
 from fedlens.data.partitions import natural_column
 from fedlens.data.partitions.altered import Altered
-from fedlens.data.partitions.dealing import NOBODY, dealt, holdings
+from fedlens.data.partitions.dealing import NOBODY, apply_partition, holdings
 from fedlens.data.places import Counted, Source, existing
 from fedlens.engines.ray import OnDisk
 
@@ -123,7 +123,7 @@ def split_examples(
     clients = experiment.clients
     named = clients.partition
     rng = np.random.default_rng([split_seed(experiment), keys.purpose("partition")])
-    made = dealt(named.name, named.options, train, num_classes, clients.count, rng)
+    made = apply_partition(named.name, named.options, train, num_classes, clients.count, rng)
     what = f"partition {named.name!r}"
     if isinstance(made, Altered):
         train, made = made.examples, made.held

@@ -127,7 +127,7 @@ def _check_header(
 ) -> None:
     for sign, word in ((";", "semicolons"), ("\t", "tabs")):
         if len(header) == 1 and sign in header[0]:
-            raise ValueError(f"{file}:1: {word} stand between columns: save it with commas")
+            raise ValueError(f"{file}:1: {word} separate the columns: save it with commas")
     for name, times in Counter(header).items():
         if times > 1:
             raise ValueError(f"{file}:1: there are {times} columns {name!r}: rename all but one")

@@ -11,16 +11,18 @@ import fedlens as fl
 from fedlens.core import keys
 from fedlens.data.augment import Augment
 from fedlens.data.augment.changes import (
+    OPERATIONS,
     Affine,
+    apply,
     blend,
     cut_out,
     gray,
     jitter,
     mean_gray,
+    rand_augment,
     rotate,
     warp,
 )
-from fedlens.data.augment.rand_augment import OPERATIONS, apply, rand_augment
 from tests.data.augment.test_augment import batch
 from tests.toys import toy
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from fedlens.algorithm.pieces import ByEffectiveNumber, Objective
 from fedlens.core import Batch, Facts, Local, keys
 from fedlens.data.augment import Augment
-from fedlens.data.augment.mixup import Mixture, mixture
+from fedlens.data.augment.changes import Mixture, mixture
 from tests.later import Later
 
 stats = Later("scipy.stats")

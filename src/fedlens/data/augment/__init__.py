@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from fedlens.config.options import Bounds
-from fedlens.config.sections import Chance, Factor, WholeNumber, settle
+from fedlens.config.sections import Chance, Factor, WholeNumber, check_fields
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedlens.data.augment.mixup import Mixture
+    from fedlens.data.augment.changes import Mixture
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Augment:
     customary"""
 
     def __post_init__(self) -> None:
-        settle(self, "augment.")
+        check_fields(self, "augment.")
 
     def check(self, images: Tensor) -> None:
         """Raise an error for images that these changes do not support."""
@@ -73,10 +73,10 @@ class Augment:
             crop_and_flip,
             cut_out,
             jitter,
+            rand_augment,
             resize_parts,
             rotate,
         )
-        from fedlens.data.augment.rand_augment import rand_augment
 
         def rows(word: str) -> Tensor:  # [C, B]
             """A key for each image, for the change called `word`."""
@@ -105,7 +105,7 @@ class Augment:
         import torch
 
         from fedlens.core import keys
-        from fedlens.data.augment.mixup import mixture
+        from fedlens.data.augment.changes import mixture
 
         row = torch.arange(size, device=key.device)
         row_keys = keys.fold(key[:, None], keys.purpose("mixup"), row)

@@ -1,4 +1,4 @@
-"""Changes of batches of images: crops, mirror images, rotations, brightness and colours.
+"""Changes of batches of images: crops, mirror images, rotations, colours, RandAugment, mixup.
 
 Images are [C, B, channels, H, W], with a key for each of them [C, B].
 """
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlens.core import keys
+from fedlens.core import Batch, keys
 
 RED, GREEN, BLUE = 0.299, 0.587, 0.114  # luma coefficients of ITU-R BT.601
 
@@ -170,3 +170,145 @@ def as_floats(images: Tensor) -> Tensor:
 def as_they_were(x: Tensor, images: Tensor) -> Tensor:
     """`x` in the dtype of `images`, rounded for bytes."""
     return (x if images.is_floating_point() else x.round()).to(images.dtype)
+
+
+LARGEST = 30  # magnitude
+OPERATIONS = (
+    *("identity", "shear x", "shear y", "translate x", "translate y", "rotate"),
+    *("brightness", "color", "contrast", "sharpness"),
+    *("posterize", "solarize", "autocontrast", "equalize"),
+)
+
+
+def rand_augment(images: Tensor, row_key: Tensor, count: int, magnitude: float) -> Tensor:
+    """`images` of bytes after `count` random operations each, of the same magnitude.
+
+    RandAugment (Cubuk et al., NeurIPS 2020, arXiv:1909.13719). All operations are applied to all
+    images, and each image keeps the result of the one it has drawn: clients train side by side, so
+    only values may depend on the draws, not the sequence of operations. Strengths are
+    torchvision's; images are interpolated bilinearly.
+    """
+    x = as_floats(images)
+    for number in range(count):
+        key = keys.fold(row_key, number)
+        drawn = keys.below(keys.fold(key, 0), len(OPERATIONS))
+        sign = 2.0 * keys.below(keys.fold(key, 1), 2) - 1
+        x = apply(x, drawn, sign, magnitude / LARGEST).round()
+    return as_they_were(x, images)
+
+
+def apply(x: Tensor, drawn: Tensor, sign: Tensor, strength: float) -> Tensor:
+    """Apply to each image, floats in 0..255, its drawn operation; `drawn` and `sign` are [C, B].
+
+    `strength` is a share of the maximum. Operations with two directions use the sign.
+    """
+    chosen = {name: drawn == number for number, name in enumerate(OPERATIONS)}
+    factor = 1 + 0.9 * strength * sign
+    lost = 2.0 ** round(4 * strength)  # a byte keeps 8 bits, down to 4
+    made = {
+        "brightness": blend(torch.zeros_like(x), x, factor, is_bytes=True),
+        "color": blend(gray(x), x, factor, is_bytes=True),
+        "contrast": blend(mean_gray(x), x, factor, is_bytes=True),
+        "sharpness": blend(_smooth(x), x, factor, is_bytes=True),
+        "posterize": (x / lost).floor() * lost,
+        "solarize": torch.where(x >= 255 * (1 - strength), 255 - x, x),
+        "autocontrast": _autocontrast(x),
+        "equalize": _equalize(x),
+    }
+    out = warp(x, _movement(chosen, sign * strength, *x.shape[-2:]))
+    out = torch.where(_per_image(chosen["identity"]), x, out)
+    for name, result in made.items():
+        out = torch.where(_per_image(chosen[name]), result, out)
+    return out
+
+
+def _movement(chosen: dict[str, Tensor], strength: Tensor, height: int, width: int) -> Affine:
+    """The movement of images that have drawn a geometric operation; others do not move."""
+
+    def of(name: str, most: float) -> Tensor:
+        return torch.where(chosen[name], most * strength, 0.0)
+
+    turned = Affine.rotation(of("rotate", math.radians(30)))
+    across, down = of("shear x", 0.3), of("shear y", 0.3)  # relative to the first row and column
+    return turned._replace(
+        xy=turned.xy + across,
+        x0=across * (height - 1) / 2 + of("translate x", 150 / 331 * width),
+        yx=turned.yx + down,
+        y0=down * (width - 1) / 2 + of("translate y", 150 / 331 * height),
+    )
+
+
+def _smooth(x: Tensor) -> Tensor:
+    """Average a pixel with weight 5 and its neighbours with weight 1; the border is unchanged."""
+    if min(x.shape[-2:]) < 3:
+        return x
+    flat = x.flatten(0, 2)
+    inner = (9 * F.avg_pool2d(flat, 3, 1) + 4 * flat[..., 1:-1, 1:-1]) / 13
+    smooth = flat.clone()
+    smooth[..., 1:-1, 1:-1] = inner.round()
+    return smooth.view(x.shape)
+
+
+def _autocontrast(x: Tensor) -> Tensor:
+    """Stretch each channel to 0..255; a channel with a single value is unchanged."""
+    low, high = x.amin((-2, -1), keepdim=True), x.amax((-2, -1), keepdim=True)
+    stretched = (x - low) * (255 / (high - low).clamp(min=1))
+    return torch.where(high > low, stretched.floor(), x)
+
+
+def _equalize(x: Tensor) -> Tensor:
+    """Spread the values of each channel evenly over 0..255, as Pillow does."""
+    rows = x.flatten(-2).contiguous()  # [C, B, channels, H * W]
+    darker = torch.searchsorted(rows.sort(-1).values, rows)  # number of darker pixels
+    brightest = (rows == rows.amax(-1, keepdim=True)).sum(-1, keepdim=True)
+    step = (rows.shape[-1] - brightest) // 255
+    spread = (darker + step // 2) // step.clamp(min=1)
+    return torch.where(step > 0, spread.clamp(max=255).to(x), rows).view(x.shape)
+
+
+def _per_image(chosen: Tensor) -> Tensor:  # [C, B] -> [C, B, 1, 1, 1]
+    return chosen[:, :, None, None, None]
+
+
+class Mixture(NamedTuple):
+    """Which image of its batch each image is mixed with, and the share of the image itself.
+
+    Mixup (Zhang et al., ICLR 2018, arXiv:1710.09412): an image becomes share x_i + (1 - share) x_j,
+    and its loss share l(y_i) + (1 - share) l(y_j), where share is from Beta(alpha, alpha). Every
+    example has a share and a partner of its own, drawn from the batch of its client; the original
+    has one share for a whole batch.
+    """
+
+    partner: Tensor  # [C, B] rows of the batch
+    share: Tensor  # [C, B] float64
+
+    def of_images(self, images: Tensor) -> Tensor:  # [C, B, channels, H, W]
+        x = as_floats(images)
+        share = self.share.to(x)[:, :, None, None, None]
+        return as_they_were(share * x + (1 - share) * self._partners(x), images)
+
+    def two_labels(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Batch]:
+        """Each mixed image as two examples with weights `share` and 1 - `share`: [C, 2 B].
+
+        So a weighting of examples by their labels applies to both labels.
+        """
+        share = self.share.to(batch.mask)
+        return torch.cat([logits, logits], 1), Batch(
+            images=torch.cat([batch.images, batch.images], 1),
+            labels=torch.cat([batch.labels, self._partners(batch.labels)], 1),
+            mask=torch.cat([batch.mask * share, batch.mask * (1 - share)], 1),
+        )
+
+    def _partners(self, rows: Tensor) -> Tensor:  # [C, B, ...]
+        client = torch.arange(len(rows), device=rows.device)[:, None]
+        return rows[client, self.partner]
+
+
+def mixture(row_key: Tensor, counts: Tensor, alpha: float) -> Mixture:
+    """Draw it by a key for each image [C, B]; the first `counts` [C] of a batch are examples."""
+    drawn = keys.uniform(keys.fold(row_key, 0)) * counts[:, None]
+    # Beta(a, a) in closed form, from Student's t (Bailey, 1994; Devroye, 1996). 1 - u is above 0.
+    root = (1 - keys.uniform(keys.fold(row_key, 1))) ** (-1 / alpha) - 1
+    cos = (2 * math.pi * keys.uniform(keys.fold(row_key, 2))).cos()
+    squared = root * cos.square()  # it may be infinite if alpha is small
+    return Mixture(drawn.long(), (1 + cos.sign() / (1 + 1 / squared).sqrt()) / 2)

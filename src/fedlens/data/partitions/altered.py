@@ -20,7 +20,7 @@ from fedlens.config.names import PLAIN_PARTITIONS
 from fedlens.config.options import Bounds
 from fedlens.config.sections import Chance
 from fedlens.core.federation import Examples, Holdings
-from fedlens.data.partitions.dealing import dealt
+from fedlens.data.partitions.dealing import apply_partition
 
 Most = Annotated[float, Bounds(least=0)]
 CHUNK = 1024  # images changed at a time, to limit memory use
@@ -116,7 +116,7 @@ def _inner(
     name = table.pop("name", None)
     if not isinstance(name, str):
         raise ValueError(f"of is {of!r}: give the name of a partition, or a table with a name")
-    made = dealt(name, table, examples, num_classes, num_clients, rng, PLAIN_PARTITIONS)
+    made = apply_partition(name, table, examples, num_classes, num_clients, rng, PLAIN_PARTITIONS)
     if not isinstance(made, Holdings):
         raise ValueError(
             f"of is {name!r}, which does not simply give each example to one client for good: "

@@ -30,7 +30,7 @@ Alpha = Annotated[float, Bounds(least=0, most=math.inf)]
 Proportion = Annotated[float, Bounds(above=0)]
 
 
-def dealt(
+def apply_partition(
     name: str,
     given: Mapping[str, Any],
     examples: Examples,

@@ -113,9 +113,7 @@ def published(
                 "of the file whose image ids are right"
             )
         if owner[place] != NOBODY:
-            raise ValueError(
-                f"{file}:{line}: image {image!r} stands in the file twice: remove one row"
-            )
+            raise ValueError(f"{file}:{line}: image {image!r} is listed twice: remove one row")
         owner[place] = client[user]
     return replace(holdings(owner, len(users)), names=tuple(users))
 
