@@ -10,14 +10,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from fedlens.config.options import Bounds
 from fedlens.core import keys
 
 HOUR, DAY = 3600.0, 86400.0
 BYTES = 1e6 / 8  # in a megabit
+Rate = Annotated[float, Bounds(above=0)]
+Sigma = Annotated[float, Bounds(least=0, most=10)]  # of a logarithm
 SPEED, UP, DOWN, HOURS, JITTER = map(keys.purpose, ("speed", "up", "down", "hours", "jitter"))
 
 
@@ -59,9 +63,9 @@ def alike(
     num_clients: int,
     key: Tensor,
     *,
-    examples_per_second: float = 100.0,
-    up_mbit: float = 10.0,
-    down_mbit: float = 50.0,
+    examples_per_second: Rate = 100.0,
+    up_mbit: Rate = 10.0,
+    down_mbit: Rate = 50.0,
 ) -> Devices:
     """Every client has the same device, which is always there.
 
@@ -85,13 +89,13 @@ def synthetic(
     num_clients: int,
     key: Tensor,
     *,
-    examples_per_second: float = 100.0,
-    spread: float = 0.5,
-    up_mbit: float = 10.0,
-    down_mbit: float = 50.0,
-    bandwidth_spread: float = 0.5,
-    jitter: float = 0.0,
-    hours: float = 24.0,
+    examples_per_second: Rate = 100.0,
+    spread: Sigma = 0.5,
+    up_mbit: Rate = 10.0,
+    down_mbit: Rate = 50.0,
+    bandwidth_spread: Sigma = 0.5,
+    jitter: Sigma = 0.0,
+    hours: Annotated[float, Bounds(above=0, most=24)] = 24.0,
 ) -> Devices:
     """Devices whose speeds are log-normal, each there for some hours of the day.
 
@@ -104,22 +108,6 @@ def synthetic(
         jitter: how a device's own speed varies, the sigma of its logarithm.
         hours: of each day that a device is there, from an hour of its own on.
     """
-    for name, value in (
-        ("examples_per_second", examples_per_second),
-        ("up_mbit", up_mbit),
-        ("down_mbit", down_mbit),
-    ):
-        if not 0 < value < math.inf:
-            raise ValueError(f"devices: {name} is {value}: choose a number above 0")
-    for name, value in (
-        ("spread", spread),
-        ("bandwidth_spread", bandwidth_spread),
-        ("jitter", jitter),
-    ):
-        if not 0 <= value <= 10:
-            raise ValueError(f"devices: {name} is {value}: choose 0 to 10")
-    if not 0 < hours <= 24:
-        raise ValueError(f"devices: hours is {hours}: choose above 0 to 24")
     every = torch.arange(num_clients)
 
     def drawn(median: float, sigma: float, purpose: int) -> Tensor:
@@ -137,7 +125,7 @@ def synthetic(
     )
 
 
-def trace(num_clients: int, key: Tensor, *, path: str, jitter: float = 0.0) -> Devices:
+def trace(num_clients: int, key: Tensor, *, path: str, jitter: Sigma = 0.0) -> Devices:
     """Devices from a csv file, dealt to the clients in turn.
 
     Args:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fedlens.algorithm.slots import Solve, Wraps
+from fedlens.config.options import Bounds
 from fedlens.core import Local, Memory, Moved, Number, Tree
 
 Share = Callable[[Tensor], Tensor]
@@ -56,20 +57,14 @@ class AlongLine:
         return self.end + (1 - self.end) * (1 - over)
 
 
-def cosine(*, end: Number = 0.0) -> AlongCosine:
+def cosine(*, end: Annotated[Number, Bounds(least=0)] = 0.0) -> AlongCosine:
     """Half a cosine, down to this share of the learning rate."""
-    return AlongCosine(_checked(end))
+    return AlongCosine(end)
 
 
-def linear(*, end: Number = 0.0) -> AlongLine:
+def linear(*, end: Annotated[Number, Bounds(least=0)] = 0.0) -> AlongLine:
     """A line, down to this share of the learning rate."""
-    return AlongLine(_checked(end))
-
-
-def _checked(end: Number) -> Number:
-    if not isinstance(end, Tensor) and not 0 <= end < float("inf"):
-        raise ValueError(f"local.anneal: end is {end}: choose 0 or more, a share of local.lr")
-    return end
+    return AlongLine(end)
 
 
 def annealed(solve: Solve, share: Share) -> Annealed:

@@ -4,14 +4,18 @@ A step is that of the optimiser of the same name in `torch.optim`, for many clie
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
 
 from fedlens.algorithm.pieces.solve import Sgd, decays
 from fedlens.algorithm.slots import Solve
+from fedlens.config.options import Bounds
 from fedlens.config.sections import DecayOn
 from fedlens.core import Memory, Moved, Number, Tree, is_on, per_row, zeros_like
+
+Beta = Annotated[float, Bounds(least=0, below=1)]
+Above0 = Annotated[float, Bounds(above=0)]
 
 
 class LocalSettings(Protocol):
@@ -92,7 +96,7 @@ def sgd(local: LocalSettings, *, nesterov: bool = False) -> Sgd:
 
 
 def adam(
-    local: LocalSettings, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8
+    local: LocalSettings, *, beta1: Beta = 0.9, beta2: Beta = 0.999, eps: Above0 = 1e-8
 ) -> Adam:
     """Adam, with weight decay in the gradient.
 
@@ -105,7 +109,7 @@ def adam(
 
 
 def adamw(
-    local: LocalSettings, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8
+    local: LocalSettings, *, beta1: Beta = 0.9, beta2: Beta = 0.999, eps: Above0 = 1e-8
 ) -> Adam:
     """Adam, with weight decay apart from the gradient.
 
@@ -120,10 +124,5 @@ def adamw(
 def _adam(name: str, local: LocalSettings, beta1: float, beta2: float, eps: float) -> Adam:
     if local.momentum:
         raise ValueError(f"{name} has beta1 for momentum: leave local.momentum out")
-    for option, beta in (("beta1", beta1), ("beta2", beta2)):
-        if not 0 <= beta < 1:
-            raise ValueError(f"{name}: {option} is {beta}: choose a number from 0 to below 1")
-    if not 0 < eps < float("inf"):
-        raise ValueError(f"{name}: eps is {eps}: choose a number above 0")
     decay, decoupled = local.weight_decay, name == "adamw"
     return Adam(local.lr, beta1, beta2, eps, decay, decoupled, local.weight_decay_on)
