@@ -9,6 +9,7 @@ import torch
 
 import fedlens as fl
 from fedlens.algorithm import compose
+from fedlens.algorithm.slots import Received
 from fedlens.algorithms import bucketing, krum, median, nnm, trimmed_mean
 from fedlens.attacks import Attack, Seen, hostile_key, under_attack
 from fedlens.attacks.sending import (
@@ -141,7 +142,8 @@ def arrived(attack, base, rows, round=0):
     cohort = Cohort(torch.arange(count), ones, ones, shares, None, count, count)
     slot = under_attack(base, attack, seed=0).combine
     memory = slot.init({n: u[0] for n, u in updates_of(rows).items()})
-    return flat(slot.update(updates_of(rows), shares, cohort, LAYOUT, memory, keys.root(round))[0])
+    given = Received(updates_of(rows), shares, cohort, LAYOUT, memory, keys.root(round))
+    return flat(slot.update(given)[0])
 
 
 def test_only_the_hostile_clients_are_replaced():
@@ -159,7 +161,7 @@ def test_buffers_are_those_that_were_trained():
     shares = torch.full((4,), 0.25, dtype=DOUBLE)
     cohort = Cohort(torch.arange(4), ones, ones, shares, None, 4, 4)
     slot = under_attack(plain(4), scale(clients=1, factor=1e6), seed=0).combine
-    found = slot.update(tree, shares, cohort, LAYOUT, {}, keys.root(0))[0]
+    found = slot.update(Received(tree, shares, cohort, LAYOUT, {}, keys.root(0)))[0]
     close(found["running_mean"], rows[:, :1].mean(0))
     assert found["w"].abs().max() > 1e4
 
@@ -311,9 +313,8 @@ def test_what_clients_count_is_that_of_their_bucket_and_of_their_neighbours():
         algorithm = compose(plain(6), krum(byzantine=0, keep=1), before)
         ones = torch.ones(6, dtype=torch.int64)
         cohort = Cohort(torch.arange(6), ones, ones, ones / 6, None, 6, 6)
-        memory = algorithm.combine.update(
-            {"w": rows}, cohort.size_shares, cohort, LAYOUT, {}, keys.root(1)
-        )[1]
+        given = Received({"w": rows}, cohort.size_shares, cohort, LAYOUT, {}, keys.root(1))
+        memory = algorithm.combine.update(given)[1]
         trust[name] = memory[TRUST][TRUST]
         assert memory[TRUST][TRUST].sum() == pytest.approx(1)
         assert memory[TRUST][TRUST][2] == 0

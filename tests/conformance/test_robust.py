@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlens.algorithm import compose
+from fedlens.algorithm.slots import Received
 from fedlens.algorithms import bucketing, centred_clipping, fedns, krum, median, trimmed_mean
 from fedlens.core import Cohort, keys
 from fedlens.network.layout import Entry, Layout
@@ -40,7 +41,7 @@ def combine_trees(made, tree):
     made = made if isinstance(made, tuple) else (made,)
     slot = compose(plain(number), *made).combine
     memory = slot.init({name: u[0] for name, u in tree.items() if name != "running_mean"})
-    return slot.update(tree, shares, cohort, LAYOUT, memory, keys.root(3))[0]
+    return slot.update(Received(tree, shares, cohort, LAYOUT, memory, keys.root(3)))[0]
 
 
 def some_updates(clients, seed=0):

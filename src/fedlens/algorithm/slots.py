@@ -296,6 +296,17 @@ class Weigh(Protocol):
         return self
 
 
+class Received(NamedTuple):
+    """What the server has of a round when it combines the uploads."""
+
+    updates: Tree  # [C, ...]
+    shares: Tensor  # [C] float64
+    cohort: Cohort
+    layout: Layout
+    memory: Memory  # of the round before
+    key: Tensor  # [] of the round
+
+
 @runtime_checkable
 class Combine(Protocol):
     """How uploads become one update.
@@ -337,22 +348,14 @@ class Combine(Protocol):
         """What it remembers before the first round."""
         return {}
 
-    def update(
-        self,
-        updates: Tree,
-        shares: Tensor,
-        cohort: Cohort,
-        layout: Layout,
-        memory: Memory,
-        key: Tensor,
-    ) -> tuple[Tree, Memory]:
+    def update(self, given: Received) -> tuple[Tree, Memory]:
         """The combined update, and what to remember until the next round.
 
         If it is defined, it alone is called, once, with all uploads and the round's key. It may
         add how much each client counts, [C], as the only part, TRUST, of the memory TRUST: this
         goes into the record, and is not remembered.
         """
-        return self(updates, shares, cohort, layout), memory
+        return self(*given[:4]), given.memory
 
 
 @runtime_checkable

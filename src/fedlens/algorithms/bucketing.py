@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
-from fedlens.algorithm.slots import Combine
+from fedlens.algorithm.slots import Combine, Received
 from fedlens.algorithms.before import Before, check_before, traced
-from fedlens.core import Cohort, Memory, Tree, keys
+from fedlens.core import Memory, Tree, keys
 from fedlens.core.trees import moved
-from fedlens.network.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -31,27 +30,19 @@ class Bucketing(Before):
     def withstands(self, clients: int) -> int | None:
         return self.inner.withstands(-(-clients // self.size))
 
-    def update(
-        self,
-        updates: Tree,
-        shares: Tensor,
-        cohort: Cohort,
-        layout: Layout,
-        memory: Memory,
-        key: Tensor,
-    ) -> tuple[Tree, Memory]:
-        clients, device = len(shares), shares.device
-        draws = keys.fold(key, torch.arange(clients))
+    def update(self, given: Received) -> tuple[Tree, Memory]:
+        clients, device = len(given.shares), given.shares.device
+        draws = keys.fold(given.key, torch.arange(clients))
         order = moved(draws.argsort(stable=True), device)
         bucket = torch.arange(clients, device=device) // self.size  # of each place in the order
         num_buckets = -(-clients // self.size)
         counts = torch.bincount(bucket, minlength=num_buckets)
         means = {}
-        for name, u in updates.items():
+        for name, u in given.updates.items():
             sums = u.new_zeros(num_buckets, *u.shape[1:]).index_add_(0, bucket, u[order])
             means[name] = sums / counts.to(u).view(-1, *[1] * (u.ndim - 1))
-        equal = shares.new_full((num_buckets,), 1 / num_buckets)
-        made, memory = self.inner.update(means, equal, cohort, layout, memory, key)
+        equal = given.shares.new_full((num_buckets,), 1 / num_buckets)
+        made, memory = self.inner.update(given._replace(updates=means, shares=equal))
 
         def back(trust: Tensor) -> Tensor:
             return trust.new_zeros(clients).index_copy(0, order, (trust / counts)[bucket])

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, at_least, paper
-from fedlens.algorithm.slots import Combine
+from fedlens.algorithm.slots import Combine, Received
 from fedlens.algorithms.median import middle
 from fedlens.algorithms.trust import products_about
 from fedlens.config.names import TRUST
-from fedlens.core import Cohort, Memory, Number, Tree
-from fedlens.network.layout import Layout
+from fedlens.core import Memory, Number, Tree
 
 
 @dataclass(frozen=True)
@@ -36,15 +35,8 @@ class CentredClipping(Combine):
     def init(self, params: Tree) -> Memory:
         return {"centre": {name: torch.zeros_like(p).double() for name, p in params.items()}}
 
-    def update(
-        self,
-        updates: Tree,
-        shares: Tensor,
-        cohort: Cohort,
-        layout: Layout,
-        memory: Memory,
-        key: Tensor,
-    ) -> tuple[Tree, Memory]:
+    def update(self, given: Received) -> tuple[Tree, Memory]:
+        updates, memory = given.updates, given.memory
         before = {name: v for name, v in memory["centre"].items() if name in updates}
         trust = self.trust({n: (updates[n].flatten(1), v.view(1, -1)) for n, v in before.items()})
         centre = {

@@ -8,14 +8,12 @@ different data look more alike to it. Buffers, such as BatchNorm's statistics, a
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
-from fedlens.algorithm.slots import Combine
+from fedlens.algorithm.slots import Combine, Received
 from fedlens.algorithms.before import Before, check_before, traced
 from fedlens.algorithms.trust import check_byzantine, params_of, squared_distances
-from fedlens.core import Cohort, Memory, Tree
-from fedlens.network.layout import Layout
+from fedlens.core import Memory, Tree
 
 
 @dataclass(frozen=True)
@@ -31,21 +29,13 @@ class Mixing(Before):
         inner = self.inner.withstands(clients)
         return self.byzantine if inner is None else min(inner, self.byzantine)
 
-    def update(
-        self,
-        updates: Tree,
-        shares: Tensor,
-        cohort: Cohort,
-        layout: Layout,
-        memory: Memory,
-        key: Tensor,
-    ) -> tuple[Tree, Memory]:
-        params, clients = params_of(updates, layout), len(shares)
+    def update(self, given: Received) -> tuple[Tree, Memory]:
+        params, clients = params_of(given.updates, given.layout), len(given.shares)
         near = squared_distances(params).argsort(dim=1, stable=True)[:, : clients - self.byzantine]
-        zeros = torch.zeros(clients, clients, dtype=torch.float64, device=shares.device)
+        zeros = torch.zeros(clients, clients, dtype=torch.float64, device=given.shares.device)
         mixing = zeros.scatter(1, near, 1 / (clients - self.byzantine))
         mixed = {n: (mixing.to(u) @ u.flatten(1)).view_as(u) for n, u in params.items()}
-        made, memory = self.inner.update(updates | mixed, shares, cohort, layout, memory, key)
+        made, memory = self.inner.update(given._replace(updates=given.updates | mixed))
         return made, traced(memory, lambda trust: trust @ mixing.to(trust))
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm
-from fedlens.algorithm.slots import Combine
+from fedlens.algorithm.slots import Combine, Received
 from fedlens.algorithms.median import COLUMNS, middle
 from fedlens.config.names import TRUST
 from fedlens.core import Cohort, Memory, Tree
@@ -29,21 +29,13 @@ class Trusting(Combine, Protocol):
     def trust(self, params: Tree, shares: Tensor, cohort: Cohort) -> Tensor:  # [C]
         ...
 
-    def update(
-        self,
-        updates: Tree,
-        shares: Tensor,
-        cohort: Cohort,
-        layout: Layout,
-        memory: Memory,
-        key: Tensor,
-    ) -> tuple[Tree, Memory]:
-        params = params_of(updates, layout)
-        trust = self.trust(params, shares, cohort)
+    def update(self, given: Received) -> tuple[Tree, Memory]:
+        params = params_of(given.updates, given.layout)
+        trust = self.trust(params, given.shares, given.cohort)
         return {
             name: self.combined(u, trust) if name in params else middle(u)
-            for name, u in updates.items()
-        }, memory | {TRUST: {TRUST: trust}}
+            for name, u in given.updates.items()
+        }, given.memory | {TRUST: {TRUST: trust}}
 
     def combined(self, update: Tensor, trust: Tensor) -> Tensor:  # [C, ...] to [...]
         made: Tensor = torch.tensordot(trust.to(update), update, 1)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm
-from fedlens.algorithm.slots import Combine
-from fedlens.core import Cohort, Memory, Tree, keys
+from fedlens.algorithm.slots import Combine, Received
+from fedlens.core import Memory, Tree, keys
 from fedlens.core.federation import Examples
 from fedlens.core.trees import moved
 from fedlens.network.layout import Layout
@@ -145,24 +145,17 @@ class Attacked(Combine):
         mine = self.attack.sending.init(params)
         return {**self.inner.init(params), **({MEMORY: mine} if mine else {})}
 
-    def update(
-        self,
-        updates: Tree,
-        shares: Tensor,
-        cohort: Cohort,
-        layout: Layout,
-        memory: Memory,
-        key: Tensor,
-    ) -> tuple[Tree, Memory]:
-        attack = self.attack
+    def update(self, given: Received) -> tuple[Tree, Memory]:
+        attack, cohort, key = self.attack, given.cohort, given.key
+        updates, memory = given.updates, given.memory
         assert attack.sending is not None
         drawn_by = keys.fold(key, HOSTILE) if attack.redraw else hostile_key(self.seed)
         hostile = attack.hostile(cohort.num_clients, drawn_by)[cohort.clients]  # [C]
         mine, rest = memory.get(MEMORY, {}), {n: t for n, t in memory.items() if n != MEMORY}
         rows = [one.nonzero().squeeze(1) for one in (hostile, ~hostile)]
-        bad, good = moved(rows, shares.device)
+        bad, good = moved(rows, given.shares.device)
         if len(bad):
-            params = {n: u for n, u in updates.items() if layout.entries[n].role != "buffer"}
+            params = {n: u for n, u in updates.items() if given.layout.entries[n].role != "buffer"}
             own = {n: u[bad] for n, u in params.items()}
             honest = {n: u[good] for n, u in params.items()} if len(good) else own
 
@@ -173,13 +166,13 @@ class Attacked(Combine):
                 }
 
             def defence(sent: Tree) -> Tree:
-                made = self.inner.update(arriving(sent), shares, cohort, layout, rest, key)
+                made = self.inner.update(given._replace(updates=arriving(sent), memory=rest))
                 return {n: made[0][n] for n in params}
 
             seen = Seen(honest, own, keys.fold(key, keys.purpose("attack")), defence)
             sent, mine = attack.sending.update(seen, mine)
             updates = arriving(sent)
-        combined, rest = self.inner.update(updates, shares, cohort, layout, rest, key)
+        combined, rest = self.inner.update(given._replace(updates=updates, memory=rest))
         return combined, {**rest, **({MEMORY: mine} if mine else {})}
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedlens.algorithm.channel import begin as begin_channel
 from fedlens.algorithm.channel import decode, told_of
 from fedlens.algorithm.secure import SecureSum
+from fedlens.algorithm.slots import Received
 from fedlens.config.names import TRUST, refuse_taken
 from fedlens.core import Cohort, Facts, Gathered, Memory, Tree, keys, tree_map
 from fedlens.core.by_client import ByClient
@@ -360,9 +361,8 @@ def _move(
         shares, there = moved((work.shares, cohort), device)
         there = there._replace(clients=cohort.clients)
         key = keys.root(experiment.seed, COMBINE, state.round)
-        update, combining = algorithm.combine.update(
-            update, shares, there, experiment.program.layout, combining, key
-        )
+        given = Received(update, shares, there, experiment.program.layout, combining, key)
+        update, combining = algorithm.combine.update(given)
     trust = combining.get(TRUST, {}).get(TRUST)
     combining = {name: tree for name, tree in combining.items() if name != TRUST}
     if not len(work):  # nobody took part: what they would have sent is zeros
