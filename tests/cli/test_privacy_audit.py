@@ -4,7 +4,18 @@ import json
 
 import pytest
 
-from tests.command_line import EXPERIMENT, only_line
+from tests.command_line import EXPERIMENT, forget_modules_of, only_line
+
+DIGITS = """
+import torch
+import fedlens as fl
+
+def digits(folder):
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (90, 3, 16, 16), generator=draw, dtype=torch.uint8)
+    some = fl.Examples(images, torch.arange(90) % 3)
+    return fl.Dataset("digits", some, some, ("0", "1", "2"))
+"""
 
 
 @pytest.fixture
@@ -68,6 +79,25 @@ def test_the_claim_for_an_example_is_measured_by_canaries_among_them(fedlens, fi
     assert "claim       ε of one example: claimed" in done.out
     assert "as long as the clip" in (tmp_path / "audit" / "report.html").read_text()
     assert not (tmp_path / "ledger.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [("algorithm=local-only", "last layer is not trained"), ("model=resnet18", "batch norm")],
+)
+def test_without_an_upload_to_attack_the_other_attacks_are_made(
+    fedlens, tmp_path, monkeypatch, change, why
+):
+    monkeypatch.chdir(tmp_path)
+    small = ("rounds=1", "dataset=digits:digits", "clients.count=2", "clients.per_round=1")
+    words = (*small, change, "--shadows", 4, "--out", "audit", "-q")
+    (tmp_path / "digits.py").write_text(DIGITS)
+    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
+    done = fedlens("privacy", "audit", "experiment.toml", *words)
+    assert done.status == 0
+    assert only_line(done.err, why)
+    assert "members" in done.out and "images" not in done.out
+    forget_modules_of(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -193,11 +193,11 @@ def audit_command(
         with shown(not quiet, in_rounds, "canaries", described.rounds) as watch:
             claim = measure(setup, watch)
     images = []
-    if setup.network.buffers:
-        warn('no images are sought: the attack needs a model without batch norm (norm = "group")')
-    else:
+    try:
         with shown(not quiet, counted, "images from an upload") as bar:
             images = reconstructions(setup, client, bar)
+    except ValueError as why:
+        warn(f"no images are sought: {why}")
     with shown(not quiet, counted, "rounds of shadow runs") as bar:
         found = membership.audit(setup, shadows, bar)
     if described.privacy is not None:
@@ -384,7 +384,7 @@ def _show(plan: Plan, out: Path | None, as_json: bool) -> None:
 
 def _picture(plan: Plan, out: Path) -> Path:
     """A page with ε over rounds, and over those of ten times as many."""
-    from fedlens.report.blocks import Curves, Facts, Line
+    from fedlens.report.blocks import Curves, Line, Table
     from fedlens.report.page import render_page
 
     length = plan.told["rounds"]
@@ -403,7 +403,8 @@ def _picture(plan: Plan, out: Path) -> Path:
     facts = plan.before | {"epsilon": rounded(plan.told["epsilon"])} | plan.after
     title = f"A plan of privacy for each {plan.told['unit']}"
     with once_written():
-        table = Facts(title="What is planned", facts=facts)
+        rows = [list(one) for one in facts.items()]
+        table = Table(title="What is planned", header=["", "planned"], rows=rows)
         return render_page(title, f"{length:,} rounds", [curves, table], out)
 
 

@@ -36,6 +36,7 @@ LARGEST = 500.0  # an ε above it counts as infinite, and e^ε below it as a flo
 STEP = 0.02  # the grid's step, in standard deviations of one release's loss
 POINTS = 2**15  # at most, of the loss of one release
 SLOPES = 2.0 ** -np.arange(1, 22)  # Chernoff's λ times the step: any of them gives a bound
+KEPT = 512  # releases whose losses are remembered: a ledger may have hundreds of noises
 ORDERS = np.concatenate([np.linspace(1.05, 12, 220), np.geomspace(12.5, 1024, 120)])  # α
 
 
@@ -200,7 +201,7 @@ def _convolved(counts: Counter[Release], adding: bool) -> Losses:
     return Losses(step, first, np.maximum(mass, 0.0), -math.expm1(finite) + TAIL + rounding)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=KEPT)
 def _moments(losses: Losses) -> Array:  # [2, slopes]
     """ln E[e^(-λL)] and ln E[e^(λL)] of the finite losses for each λ of `SLOPES`."""
     kept = losses.mass > 0
@@ -212,7 +213,7 @@ def _moments(losses: Losses) -> Array:  # [2, slopes]
     return np.array(found).reshape(2, -1)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=KEPT)
 def _losses(event: Release, adding: bool, step: float) -> Losses:
     """The losses of one release, on a grid."""
     low, high = _range(event, adding)
@@ -301,7 +302,7 @@ def _normal_mass(edges: Array) -> Array:
     return found
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=KEPT)
 def _range(event: Release, adding: bool) -> tuple[float, float]:
     scale = _scale(event)
     low, high = _loss_at(event, np.array([-1 - REACH * scale, 1 + REACH * scale]))
@@ -310,7 +311,7 @@ def _range(event: Release, adding: bool) -> tuple[float, float]:
     return (-float(high), -float(low)) if adding else (float(low), float(high))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=KEPT)
 def _variance(event: Release, adding: bool) -> float:
     scale = _scale(event)
     x = np.linspace(-1 - REACH * scale, 1 + REACH * scale, 4001)

@@ -10,6 +10,8 @@ from fedlens.report.blocks import Block, Curves, Table
 from fedlens.report.groups import Group, by_cost, curve, off_if_many
 from fedlens.runs.records import PART_NAMES, Run, is_number, number
 
+NO_HELP = "none against the server: it sees the update, and adds the noise"
+
 
 def _of(run: Run) -> dict[str, Any]:
     found = run.summary.get("privacy")
@@ -83,6 +85,8 @@ def privacy_blocks(groups: Sequence[Group], part: str) -> Iterator[Block]:
         if isinstance(spread := told.get("by_client"), dict):
             shown = (f"{name} {_shown(number(spread.get(name)))}" for name in ("least", "median"))
             rows[0][1] += f"; of other clients less: {', '.join(shown)}"
+        if unit == "client":
+            rows.append(["each client's update, to the server", NO_HELP])
         if told.get("count_noise"):
             rows.append(["label counts of clients, with noise", "the same: they have a share"])
         if isinstance(told.get("clip"), dict):
