@@ -15,6 +15,7 @@ from typer import Argument, Option
 from fedlens.cli import arguments, completion
 from fedlens.cli.arguments import print_json, refuse_existing, say
 from fedlens.config.experiment import Experiment
+from fedlens.config.first_report import imported
 from fedlens.runs.progress import counted, megabytes, shown
 
 if TYPE_CHECKING:
@@ -123,7 +124,9 @@ MOST_TOLD = 20  # lines of one kind at most: with many sites, most of them lack 
 
 
 def import_command(
-    folder: Annotated[Path, Argument(help="A folder of images.")],
+    folder: Annotated[
+        Path, Argument(help="A folder of images, or the config.json of the FedAvg report.")
+    ],
     out: Annotated[Path | None, Option(help="The experiment file. [default: NAME.toml]")] = None,
     layout: Annotated[
         Literal["class", "site/class", "class/site"] | None,
@@ -135,19 +138,29 @@ def import_command(
     overwrite: Annotated[bool, Option(help="Replace files that are there.")] = False,
     quiet: arguments.Quiet = False,
 ) -> None:
-    """Inspect a folder of images, and write an experiment for it."""
+    """Inspect a folder of images, and write an experiment for it.
+
+    Of the config.json of the FedAvg report it writes the same experiment in our keys.
+    """
     from fedlens.data.pictures import MEGAPIXELS
     from fedlens.data.survey import survey
     from fedlens.storage.files import write_atomically
-    from fedlens.storage.reading import argument
     from fedlens.storage.run_files import is_run, runs_in
-    from fedlens.storage.tables import to_toml
+    from fedlens.storage.tables import read_tables, to_toml
 
     if runs := [one for one in runs_in(folder) if is_run(one)]:
         raise ValueError(f"{folder} has runs in it, as {runs[0]}: name a folder of images")
-    described = out or Path(f"{folder.resolve().name}.toml")
+    is_config = folder.suffix == ".json" and folder.is_file()
+    described = out or Path(f"{folder.stem if is_config else folder.resolve().name}.toml")
     if described.suffix != ".toml":
         raise ValueError(f"--out {described}: let its name end in .toml")
+    if is_config:
+        refuse_existing(described, overwrite=overwrite)
+        tables, lines = imported(read_tables(folder))
+        Experiment.of(tables)  # finds mistakes
+        write_atomically(described, to_toml(tables).encode())
+        _say_written(described, lines)
+        return
     listed = described.with_suffix(".csv")
     refuse_existing(described, listed, overwrite=overwrite)
     with shown(not quiet, counted, "images") as watch:
@@ -155,9 +168,16 @@ def import_command(
     experiment = _experiment(found, listed, megapixels)
     write_atomically(listed, _rows(found, listed.parent).encode())
     write_atomically(described, to_toml(experiment).encode())
-    for line in _told(found):
+    _say_written(described, _told(found), listed)
+
+
+def _say_written(described: Path, lines: list[str], listed: Path | None = None) -> None:
+    from fedlens.storage.reading import argument
+
+    for line in lines:
         say(line)
-    print(f"images:     {listed}")
+    if listed is not None:
+        print(f"images:     {listed}")
     print(f"experiment: {described}")
     print(f"next:       fedlens run {argument(described)}")
 

@@ -242,6 +242,11 @@ class Experiment:
         """
         path = Path(path)
         content = read_tables(path)
+        if "model_name" in content:
+            raise ValueError(
+                f"{path} has the keys of the FedAvg report: make an experiment of it with "
+                f"`fedlens import {path}`"
+            )
         _anchor_all(content, path.parent)
         for override in [overrides] if isinstance(overrides, str) else overrides:
             apply_override(content, override)
