@@ -61,7 +61,8 @@ def run_program(
 
     if recorder is None:
         return _own_memory(whole_round(shared, packed), recorded=False)
-    key = "round", shape, spans, shapes, work.cohort_sizes
+    # Recordings read the start weights of the program's form.
+    key = "round", program.form, shape, spans, shapes, work.cohort_sizes
     num_steps = len(shape[0])
     parts = recorder(key, whole_round, shared, packed) if num_steps <= LONG else None
     if parts is not None:
@@ -135,7 +136,8 @@ class RecordedSteps:
         in_blocks = total // BLOCK * BLOCK if total > LONG else 0
         firsts = [*range(0, in_blocks, BLOCK), *range(in_blocks, total)]
         losses = []
-        key = "steps", tuple(t.stride() for t in tensors_in(local))  # they are read in place
+        strides = tuple(t.stride() for t in tensors_in(local))  # they are read in place
+        key = "steps", self.in_place.program.form, strides
         for first, end in pairwise([*firsts, total]):
             some = now.at(slice(first, end))
             loss = self.recorder(key, self.in_place, local, some)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,7 +26,6 @@ from fedlens.rounds.work import Part, Shared, Work
 AT_ONCE = 64  # clients side by side, until the memory of one client is measured
 SHARE = 0.5  # of a GPU's memory that a block of clients may use
 RECORDED = 0.125  # of a GPU's memory that recordings may use for inputs and results of their own
-T = TypeVar("T")
 
 
 @dataclass
@@ -132,7 +131,6 @@ class Stacked(Engine):
             if key not in prepared.formed:
                 prepared.formed[key] = form.program(program)
             program, shared = prepared.formed[key], form.send(shared, work)
-            recorder = None if recorder is None else OfForm(key, recorder)
         model = self.network.private if program.is_private else self.network.stacked
         probes = device.type == "cuda" and not self._has_probed
         if probes:
@@ -194,20 +192,6 @@ class Stacked(Engine):
     def close(self) -> None:
         wait_for_aside(self.examples.labels.device)  # that stream still uses what is released
         self._prepared = self._evaluations = None
-
-
-@dataclass(frozen=True)
-class OfForm:
-    """A recorder for one factored form: its recordings read the start weights of that form."""
-
-    form: object
-    recorder: Recorder
-
-    def __call__(self, key: object, function: Callable[..., T], *inputs: Any) -> T | None:
-        return self.recorder((self.form, key), function, *inputs)
-
-    def place(self, value: T) -> T:
-        return self.recorder.place(value)
 
 
 def predict_side_by_side(

@@ -121,21 +121,15 @@ class SingleModel:
     def takes_steps(self) -> bool:
         return self.fast is not None and self.fast.lr is not None
 
-    def __call__(
-        self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
-    ) -> tuple[Tensor, Tree]:
-        given = self._given(params | buffers, images, keys, mask)
+    def __call__(self, params: Tree, buffers: Tree, *given: Tensor) -> tuple[Tensor, Tree]:
         with on_fast_path(self.layers, self.fast):
-            logits = self.module(*given, training=True)
+            logits = self.module(*self._given(params | buffers, *given), training=True)
         return logits.unsqueeze(0), buffers
 
-    def features(
-        self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
-    ) -> tuple[Tensor, Tensor, Tree]:
+    def features(self, params: Tree, buffers: Tree, *given: Tensor) -> tuple[Tensor, Tensor, Tree]:
         with on_fast_path(self.layers, self.fast):
-            both = self.module.features(*self._given(params | buffers, images, keys, mask))
-        logits, seen = (t.unsqueeze(0) for t in both)
-        return logits, seen, buffers
+            logits, seen = self.module.features(*self._given(params | buffers, *given))
+        return logits.unsqueeze(0), seen.unsqueeze(0), buffers
 
     def _given(
         self, tensors: Tree, images: Tensor, keys: Tensor, mask: Tensor
@@ -170,23 +164,19 @@ class LayeredModel:
     last: str | None
     takes_steps: ClassVar[bool] = False
 
-    def __call__(
-        self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
-    ) -> tuple[Tensor, Tree]:
-        return self.logits(params | buffers, images, keys, mask, training=True), buffers
+    def __call__(self, params: Tree, buffers: Tree, *given: Tensor) -> tuple[Tensor, Tree]:
+        return self.logits(params | buffers, *given, training=True), buffers
 
-    def features(
-        self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
-    ) -> tuple[Tensor, Tensor, Tree]:
+    def features(self, params: Tree, buffers: Tree, *given: Tensor) -> tuple[Tensor, Tensor, Tree]:
         seen: list[Tensor] = []
         last = known(self.last)
 
-        def run(form: Form, layer: nn.Module, x: Activations, given: LayerInput) -> Activations:
-            if given.name == last:
+        def run(form: Form, layer: nn.Module, x: Activations, inputs: LayerInput) -> Activations:
+            if inputs.name == last:
                 seen.append(x.by_client())
-            return form(layer, x, given)
+            return form(layer, x, inputs)
 
-        logits = self.logits(params | buffers, images, keys, mask, training=True, run=run)
+        logits = self.logits(params | buffers, *given, training=True, run=run)
         known(last if seen else None)
         return logits, seen[-1], buffers
 
@@ -223,25 +213,21 @@ class MappedModel:
     module: FunctionalModule
     takes_steps: ClassVar[bool] = False
 
-    def __call__(
-        self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
-    ) -> tuple[Tensor, Tree]:
-        def each(p: Tree, b: Tree, x: Tensor, k: Tensor, m: Tensor) -> tuple[Tensor, Tree]:
-            return self.module(p | b, x, k, m, training=True), b
+    def __call__(self, params: Tree, buffers: Tree, *given: Tensor) -> tuple[Tensor, Tree]:
+        def each(p: Tree, b: Tree, *given: Tensor) -> tuple[Tensor, Tree]:
+            return self.module(p | b, *given, training=True), b
 
-        logits, moved = vmap(each)(params, buffers, self.normalise(images), keys, mask)
+        images, *rest = given
+        logits, moved = vmap(each)(params, buffers, self.normalise(images), *rest)
         return logits, moved
 
-    def features(
-        self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
-    ) -> tuple[Tensor, Tensor, Tree]:
-        def each(p: Tree, b: Tree, x: Tensor, k: Tensor, m: Tensor) -> tuple[Tensor, Tensor, Tree]:
-            return *self.module.features(p | b, x, k, m), b
+    def features(self, params: Tree, buffers: Tree, *given: Tensor) -> tuple[Tensor, Tensor, Tree]:
+        def each(p: Tree, b: Tree, *given: Tensor) -> tuple[Tensor, Tensor, Tree]:
+            return *self.module.features(p | b, *given), b
 
-        found: tuple[Tensor, Tensor, Tree] = vmap(each)(
-            params, buffers, self.normalise(images), keys, mask
-        )
-        return found
+        images, *rest = given
+        logits, seen, moved = vmap(each)(params, buffers, self.normalise(images), *rest)
+        return logits, seen, moved
 
     def normalise(self, images: Tensor) -> Tensor:
         return self.module.numerics.normalise(images)

@@ -21,15 +21,11 @@ class Model(Protocol):
         """Whether layers update their weights in the backward pass and return no gradients."""
         ...
 
-    def __call__(
-        self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
-    ) -> tuple[Tensor, Tree]:
+    def __call__(self, params: Tree, buffers: Tree, *given: Tensor) -> tuple[Tensor, Tree]:
         """(params[C], buffers[C], images[C, B], keys[C], mask[C, B]) -> logits[C, B, L], buffers"""
         ...
 
-    def features(
-        self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
-    ) -> tuple[Tensor, Tensor, Tree]:
+    def features(self, params: Tree, buffers: Tree, *given: Tensor) -> tuple[Tensor, Tensor, Tree]:
         """The same with the features [C, B, ...], the inputs of the last linear layer, second."""
         ...
 

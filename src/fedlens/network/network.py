@@ -66,10 +66,9 @@ class Network:
         self._stacked = read_module(self.module.train())  # traced in training mode
         fused = fuse(self.module, self._stacked.nodes) if self._stacked else self.module
         self._fast_layers = fast_layers(fused)
-        self._winograd = {
-            f"{name}.weight": layer
-            for name, layer in fused.named_modules()
-            if isinstance(layer, FusedConvolution) and layer.weight.shape[2] == winograd.KERNEL
+        kernels = {n: m for n, m in fused.named_modules() if isinstance(m, FusedConvolution)}
+        self._winograd = {  # weights that `fast` may read in another layout
+            f"{n}.weight" for n, m in kernels.items() if m.weight.shape[2] == winograd.KERNEL
         }
         self._functional = FunctionalModule(fused, numerics, constants, layout.last)
         mode.set(training=False)
@@ -125,7 +124,7 @@ class Network:
         """The logits [B, L] in evaluation; if `fast`, rounded differently."""
         no_key = torch.zeros((), dtype=torch.int64, device=images.device)
         path = FastPath() if fast and self.compute is self.dtype else None
-        with torch.no_grad(), on_fast_path([*self._winograd.values()], path):
+        with torch.no_grad(), on_fast_path(self._fast_layers, path):
             inputs = channels_last(self._functional.numerics.normalise(images))
             no_mask = inputs.new_empty(0)
             return self._functional(params | buffers, inputs, no_key, no_mask, training=False)
