@@ -21,6 +21,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "liadmm": {"gamma": 0.1},
     "celiadmm": {"gamma": 0.1},
     "fedvc": {"size": 20},
+    "bulyan": {"byzantine": 0},
 }
 PLAIN = {"scaffold", "liadmm", "celiadmm", "fedcm", "pfedme"}  # these algorithms take no momentum
 COMBINED: dict[str, list[Any]] = {

@@ -21,7 +21,10 @@ from fedlens.network.layout import Layout
 
 
 class Trusting(Combine, Protocol):
-    """The sum of trust times update."""
+    """The sum of trust times update.
+
+    In the record an update that counts as in a plain mean is 1 / C, whoever has how many examples.
+    """
 
     uses_shares: ClassVar[bool] = False
     reads_cohort: ClassVar[bool] = False
@@ -30,12 +33,13 @@ class Trusting(Combine, Protocol):
         ...
 
     def update(self, given: Received) -> tuple[Tree, Memory]:
-        params = params_of(given.updates, given.layout)
-        trust = self.trust(params, given.shares, given.cohort)
+        params, shares = params_of(given.updates, given.layout), given.shares
+        trust = self.trust(params, shares, given.cohort)
+        count = trust / (shares * len(shares)).clamp(min=1e-300) if self.uses_shares else trust
         return {
             name: self.combined(u, trust) if name in params else middle(u)
             for name, u in given.updates.items()
-        }, given.memory | {TRUST: {TRUST: trust}}
+        }, given.memory | {TRUST: {TRUST: count}}
 
     def combined(self, update: Tensor, trust: Tensor) -> Tensor:  # [C, ...] to [...]
         made: Tensor = torch.tensordot(trust.to(update), update, 1)

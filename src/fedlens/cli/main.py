@@ -50,6 +50,7 @@ VERBS = {
     **dict.fromkeys(("run", "resume", "sweep"), "run"),
     "report": "report",
     "compare": "run",
+    "attack": "attack",
     "watch": "report",
     **dict.fromkeys(("predict", "evaluate", "export"), "predict"),
     "reproduce": "reproduce",

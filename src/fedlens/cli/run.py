@@ -317,11 +317,11 @@ def sweep_command(
             points[name] = Experiment.read(experiment, given + own)
     folder = out or Path("runs") / f"{experiment.stem}-sweep"
     with drawing(not quiet) as draw:
-        results = _swept(points, folder, data, ray_address, quiet, overwrite)
+        results = swept(points, folder, data, ray_address, quiet, overwrite)
         _finish(results, folder, as_json, draw)
 
 
-def _swept(
+def swept(
     points: Mapping[str, Experiment],
     folder: Path,
     data: Path | None,
@@ -540,5 +540,5 @@ def _run(
         for name, experiment in experiments.items()
         for seed in range(seeds)
     }
-    _swept(points, out, data, ray_address, quiet)
+    swept(points, out, data, ray_address, quiet)
     return {name: [out / f"{name}-{seed}" for seed in range(seeds)] for name in experiments}

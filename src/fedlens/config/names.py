@@ -43,6 +43,15 @@ ALGORITHMS = ByName(
     schedules=SCHEDULES,
 )
 
+DEFENCES = frozenset(
+    (
+        *("median", "trimmed-mean", "krum", "geometric-median", "mda", "caf", "dnc", "bulyan"),
+        *("meamed", "fltrust", "sign-guard", "norm-bound", "centred-clipping"),
+        *("bucketing", "nnm"),  # before others
+    )
+)
+"""The algorithms that are meant against hostile clients."""
+
 MODELS = ByName(
     "model",
     "fedlens.models",

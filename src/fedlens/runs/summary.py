@@ -66,6 +66,7 @@ def summary(
         **at_budgets,
         **against,
         **({"emd": setup.emd} if setup.knows_labels else {}),
+        **({} if setup.hostile is None else {"hostile": setup.hostile}),
         "seconds": {"training": training, "evaluation": evaluation, "total": elapsed},
         **{
             key: sum(record[key] for record in records)

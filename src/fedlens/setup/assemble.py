@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedlens.algorithm import Algorithm
 from fedlens.algorithm.pieces import AmongSeen
+from fedlens.attacks import hostile_key
 from fedlens.config.experiment import Experiment
 from fedlens.config.names import DEVICES, LOSSES
 from fedlens.config.options import Named
@@ -96,6 +97,15 @@ class Setup:
         """The EMD of clients from the overall class shares. Cached: it reads all clients."""
         federation = self.federation
         return emd_of(federation.described(), federation.labels, federation.num_classes)
+
+    @cached_property
+    def hostile(self) -> list[int] | None:
+        """The clients that are hostile in all rounds, if the experiment has an attack."""
+        attack = attack_of(self.experiment)
+        if attack is None or attack.redraw:
+            return None
+        found = attack.hostile(self.federation.num_clients, hostile_key(self.experiment.seed))
+        return [int(client) for client in found.nonzero().squeeze(1)]
 
     @cached_property
     def examples(self) -> ExampleProtection:
