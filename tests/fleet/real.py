@@ -62,7 +62,7 @@ class Federation:
         with ExitStack() as stack:
             stack.callback(self.close)
             where = self.keys, self.home, "127.0.0.1", self.port
-            self.link, self.numbers = stack.enter_context(open_fleet(*where, self.told.append))
+            self.link, self.members = stack.enter_context(open_fleet(*where, self.told.append))
             yield self
 
     def close(self) -> None:
@@ -84,7 +84,12 @@ class Federation:
     ) -> str:
         told = self.told.append
         return run_on(
-            self.link, Job(str(path), str(out), self.numbers, **job), self.home, told, watch
+            self.link,
+            Job(str(path), str(out), {}, **job),
+            self.home,
+            told,
+            watch,
+            self.members.look,
         )
 
 

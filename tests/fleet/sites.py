@@ -106,6 +106,7 @@ class Nearby:
         self.orders: list[tuple[str, str, Mapping[str, Any]]] = []
         self.replies: list[tuple[str, str, Reply]] = []
         self.away: set[str] = set()
+        self.withdrawn: set[str] = set()
 
     def online(self) -> set[int]:
         return {k for k, site in enumerate(self.sites) if site.home.name not in self.away}
@@ -127,6 +128,9 @@ class Nearby:
     def arrived(self) -> list[tuple[int, Reply]]:
         found, self.waiting = self.waiting, []
         return found
+
+    def gone(self) -> set[int]:
+        return {k for k, site in enumerate(self.sites) if site.home.name in self.withdrawn}
 
     def forget(self) -> None:
         self.waiting = []

@@ -47,6 +47,10 @@ class Sites(Protocol):
         """The replies since the last call."""
         ...
 
+    def gone(self) -> set[int]:
+        """Those that were withdrawn, and will not come back."""
+        ...
+
     def forget(self) -> None:
         """Stop waiting for replies that have not arrived."""
         ...
@@ -168,6 +172,9 @@ class Fleet(Engine):
             for client, arrived in self.sites.arrived():
                 waiting.discard(client)
                 yield client, arrived
+            for client in sorted(self.sites.gone() & (unsent | waiting)):
+                unsent, waiting = unsent - {client}, waiting - {client}
+                yield client, Reply({}, {}, "unavailable", "it was withdrawn")
             if unsent and not waiting:
                 # Only offline sites are left. If enough others answered, do not wait again for
                 # sites that were offline before.
