@@ -117,15 +117,15 @@ def many(base: Algorithm) -> Algorithm:
     return replace(base, combine=OfMany())
 
 
-def outside(pool):
+def outside(examples, num_classes, num_clients, rng):
     return Holdings.of([torch.arange(5), torch.tensor([9, 10_000])])
 
 
-def twice(pool):
+def twice(examples, num_classes, num_clients, rng):
     return Holdings.of([torch.arange(5), torch.arange(4, 8)])
 
 
-def nothing(pool):
+def nothing(examples, num_classes, num_clients, rng):
     return Holdings.of([torch.arange(0), torch.arange(0)])
 """
 
