@@ -6,7 +6,8 @@ Parts, each with all its sides measured in turns in one process (the median of `
 
 steps     a step of DP-SGD against the plain step of the same batch, and against the gradients of
           every example by torch.func (vmap of grad), for hsu-cnn and ResNet-18 with group norm
-opacus    the same step against that of opacus 1.6 (which must be installed), on the CPU
+opacus    the same step against those of opacus 1.6 (which must be installed), on the CPU: with the
+          gradient of every example, and by ghost clipping
 clients   a round with privacy of clients against the same round without
 shadows   64 shadow runs of the audit, side by side, against as many by a loop over hand-written
           training, of which two are run and the others counted
@@ -24,6 +25,7 @@ import platform
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,20 +110,26 @@ def by_func(module: nn.Module, images: Tensor, labels: Tensor) -> Work:
     return step
 
 
-def by_opacus(module: nn.Module, images: Tensor, labels: Tensor) -> Work:
-    """The same by Opacus' module and optimiser, on one batch."""
-    opacus: Any = importlib.import_module("opacus")
-    wrapped = opacus.GradSampleModule(module, batch_first=True, loss_reduction="mean")
-    optimiser = importlib.import_module("opacus.optimizers").DPOptimizer(
+def by_opacus(module: nn.Module, images: Tensor, labels: Tensor, ghost: bool = False) -> Work:
+    """The same by Opacus' module and optimiser, on one batch; `ghost`: by its ghost clipping."""
+    fast = "FastGradientClipping" if ghost else ""
+    parts: Any = importlib.import_module("opacus.grad_sample")
+    norm = {"max_grad_norm": CLIP} if ghost else {}
+    wrapped = getattr(parts, f"GradSampleModule{fast}")(module, **norm)
+    optimiser = getattr(importlib.import_module("opacus.optimizers"), f"DPOptimizer{fast}")(
         torch.optim.SGD(wrapped.parameters(), lr=LR),
         noise_multiplier=NOISE,
         max_grad_norm=CLIP,
         expected_batch_size=len(images),
     )
+    criterion: Any = nn.CrossEntropyLoss()
+    if ghost:
+        losses: Any = importlib.import_module("opacus.utils.fast_gradient_clipping_utils")
+        criterion = losses.DPLossFastGradientClipping(wrapped, optimiser, criterion)
 
     def step() -> None:
         optimiser.zero_grad()
-        F.cross_entropy(wrapped(images), labels).backward()  # type: ignore[no-untyped-call]
+        criterion(wrapped(images), labels).backward()
         optimiser.step()
 
     return step
@@ -136,7 +144,13 @@ def a_batch(setup: Setup, batch: int) -> tuple[nn.Module, Tensor, Tensor]:
     return module, images.to(setup.device), examples.labels[which].to(setup.device)
 
 
-def steps_part(arguments: argparse.Namespace, theirs: str = "torch.func") -> list[dict[str, Any]]:
+OTHERS: dict[str, dict[str, Callable[..., Work]]] = {
+    "steps": {"torch.func": by_func},
+    "opacus": {"opacus": by_opacus, "opacus, ghost": partial(by_opacus, ghost=True)},
+}
+
+
+def steps_part(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     gpu, rows = arguments.device.startswith("cuda"), []
     for model in ("hsu-cnn", "resnet18"):
         batch = arguments.batch or (256 if gpu else 32)
@@ -144,12 +158,14 @@ def steps_part(arguments: argparse.Namespace, theirs: str = "torch.func") -> lis
         private = one_client(model, batch, steps, arguments)
         setups = [build(private), build(replace(private, privacy=None))]
         device = setups[0].device
-        hand = by_func if theirs == "torch.func" else by_opacus
         with torch_settings(private, device):
             sides = [
                 Side("DP-SGD", rounds(setups[0]), steps),
                 Side("plain", rounds(setups[1]), steps),
-                Side(theirs, hand(*a_batch(build(private), batch))),
+                *(
+                    Side(name, work(*a_batch(build(private), batch)))
+                    for name, work in OTHERS[arguments.part].items()
+                ),
             ]
             rows.append(
                 {"model": model, "batch": batch} | measured(sides, device, arguments.repeats)
@@ -223,7 +239,7 @@ def shadows_part(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 PARTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
     "steps": steps_part,
-    "opacus": lambda arguments: steps_part(arguments, "opacus"),
+    "opacus": steps_part,
     "clients": clients_part,
     "shadows": shadows_part,
 }

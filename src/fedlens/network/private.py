@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -60,13 +61,10 @@ class Held:
     tree: Tree
 
     def squared(self) -> Tensor:
-        return sum_of(g.flatten(2).square().sum(2) for g in self.tree.values())
+        return sum_of(squares(g) for g in self.tree.values())
 
     def weighted(self, factors: Tensor) -> Tree:
-        return {
-            name: torch.bmm(factors.to(g)[:, None], g.flatten(2)).view(len(g), *g.shape[2:])
-            for name, g in self.tree.items()
-        }
+        return {name: weighted_sum(g, factors) for name, g in self.tree.items()}
 
     def plus(self, other: Held) -> Held:
         return Held({name: g + other.tree[name] for name, g in self.tree.items()})
@@ -124,11 +122,23 @@ class OfImages:
         """Whether an example's gradient has at most as many numbers as its dy."""
         return self.width <= self.rows
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether the gradients are kept from the norms to the sum: a CPU computes them once."""
+        device, size = self.dy.device.type, self.layer.weight.numel() * self.dy.shape[:2].numel()
+        return device == "cpu" and size <= AT_ONCE[device]
+
+    @cached_property
+    def each_weight(self) -> Tensor:  # [C, B, groups, outs, width]
+        return torch.cat([dy.mT @ x for x, dy in self._parts(0)], 1)
+
     def squared(self) -> Tensor:
         found = []
         if "bias" in self.names:
             found.append(self.dy.sum((3, 4)).square().sum(2))
-        if "weight" in self.names:
+        if "weight" in self.names and self.is_kept:
+            found.append(squares(self.each_weight))
+        elif "weight" in self.names:
             outs = self.dy.shape[2] // self.layer.groups
             by_rows = self.rows * (self.width + outs) < self.width * outs
             parts = []
@@ -141,7 +151,9 @@ class OfImages:
     def weighted(self, factors: Tensor) -> Tree:
         dy = self.dy * factors[:, :, None, None, None]
         found: Tree = {"bias": dy.sum((1, 3, 4))} if "bias" in self.names else {}
-        if "weight" in self.names and len(dy) == 1:
+        if "weight" in self.names and self.is_kept:
+            found["weight"] = self._kernels(weighted_sum(self.each_weight, factors))
+        elif "weight" in self.names and len(dy) == 1:
             left, right, top, bottom = sides_of(self.layer)
             images, pad = self.x[0], (top, left)
             if (left, top) != (right, bottom):
@@ -164,8 +176,7 @@ class OfImages:
     def each(self) -> Held:
         found: Tree = {"bias": self.dy.sum((3, 4))} if "bias" in self.names else {}
         if "weight" in self.names:
-            made = [self._kernels(dy.mT @ x) for x, dy in self._parts(0)]
-            found["weight"] = torch.cat(made, 1)
+            found["weight"] = self._kernels(self.each_weight)
         return Held(found)
 
     def _parts(self, more: int, dy: Tensor | None = None) -> Iterable[tuple[Tensor, Tensor]]:
@@ -308,6 +319,15 @@ class Notes:
                 prefix = f"{name}." if name else ""
                 sums |= {prefix + key: g for key, g in own.items()}
             return {n: sums[n].to(p) for n, p in self.trained.items() if n in sums}
+
+
+def squares(g: Tensor) -> Tensor:  # [C, B, ...] -> [C, B]
+    norms: Tensor = torch.linalg.vector_norm(g.flatten(2), dim=2)
+    return norms.square()
+
+
+def weighted_sum(g: Tensor, factors: Tensor) -> Tensor:  # [C, B, ...], [C, B] -> [C, ...]
+    return torch.bmm(factors.to(g)[:, None], g.flatten(2)).view(len(g), *g.shape[2:])
 
 
 def sum_of(tensors: Iterable[Tensor]) -> Tensor:

@@ -68,7 +68,7 @@ class PerExample:
             words = keys.fold(own[:, None], torch.arange(half, device=total.device))
             dtype = total.dtype
         normal = _normals(words, dtype)[:, : total[0].numel()].view(total.shape)
-        noisy = total.to(dtype) + normal * per_row(std.to(dtype), total)
+        noisy = normal.mul_(per_row(std.to(dtype), total)).add_(total)
         if self.secret:
             step = per_row((std.log2().floor().exp2() * GRID), total)
             noisy = (noisy / step).round() * step
@@ -80,4 +80,7 @@ def _normals(words: Tensor, dtype: torch.dtype) -> Tensor:  # [C, n] -> [C, 2 n]
     high, low = ((words >> shift) & 0xFFFFFFFF for shift in (32, 0))
     radius = (high.to(dtype).add_(0.5).mul_(2.0**-32).log_().mul_(-2)).clamp_(min=0).sqrt_()
     angle = low.to(dtype).mul_(2 * math.pi * 2.0**-32)
-    return torch.cat([radius * angle.cos(), radius * angle.sin()], 1)
+    found = radius.new_empty(len(radius), 2 * radius.shape[1])
+    torch.mul(radius, angle.cos(), out=found[:, : radius.shape[1]])
+    torch.mul(radius, angle.sin_(), out=found[:, radius.shape[1] :])
+    return found
