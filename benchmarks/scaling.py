@@ -31,7 +31,7 @@ import torch
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithm.pieces import Epochs, Sgd, Uniformly
 from fedlens.config.names import ALGORITHMS, MODELS
-from fedlens.core.federation import Federation, Fixed, Holdings
+from fedlens.core.federation import Federation, Fixed, Holdings, Pool
 from fedlens.data.partitions import PARTITIONS
 from fedlens.engines import Engine, Sequential
 from fedlens.network.network import Network
@@ -77,7 +77,9 @@ def federation(num_clients: int, split: str) -> Federation:
     pool = examples(POOL)
     if split != "fixed":
         each = HELD // 10
-        dealt = PARTITIONS[split](pool, 10, num_clients, np.random.default_rng(0), per_class=each)
+        dealt = PARTITIONS[split](
+            Pool(pool, 10, num_clients, np.random.default_rng(0)), per_class=each
+        )
         return Federation(pool, 10, dealt)
     rng = torch.Generator().manual_seed(0)
     index = torch.randint(len(pool), (num_clients * HELD,), generator=rng)

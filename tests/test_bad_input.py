@@ -315,8 +315,8 @@ def test_a_cohort_that_holds_nothing_leaves_the_model_as_it_was(engine, algorith
     images = some_images()
     nothing = torch.zeros(0, dtype=torch.int64)
 
-    def one_has_all(examples, num_classes, num_clients, rng):
-        return Holdings.of([torch.arange(8), *[nothing] * (num_clients - 1)])
+    def one_has_all(pool):
+        return Holdings.of([torch.arange(8), *[nothing] * (pool.num_clients - 1)])
 
     monkeypatch.setitem(sys.modules, "holders", type(sys)("holders"))
     monkeypatch.setattr(sys.modules["holders"], "one_has_all", one_has_all, raising=False)

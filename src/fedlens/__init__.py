@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         Named,
         Server,
     )
-    from fedlens.core.federation import Dataset, Examples, Federation, Holdings
+    from fedlens.core.federation import Dataset, Examples, Federation, Holdings, Pool
     from fedlens.data.augment import Augment
     from fedlens.data.map_style import map_style
     from fedlens.deploy.classifier import Classifier, load
@@ -51,6 +51,7 @@ HOMES = {
     "Holdings": "core.federation",
     "LocalTraining": "config.experiment",
     "Named": "config.experiment",
+    "Pool": "core.federation",
     "Result": "runs.result",
     "Server": "config.experiment",
     "compare": "report.compare",
@@ -81,6 +82,7 @@ __all__ = [
     "Holdings",
     "LocalTraining",
     "Named",
+    "Pool",
     "Result",
     "Server",
     "__version__",

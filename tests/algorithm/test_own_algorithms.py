@@ -117,15 +117,15 @@ def many(base: Algorithm) -> Algorithm:
     return replace(base, combine=OfMany())
 
 
-def outside(examples, num_classes, num_clients, rng):
+def outside(pool):
     return Holdings.of([torch.arange(5), torch.tensor([9, 10_000])])
 
 
-def twice(examples, num_classes, num_clients, rng):
+def twice(pool):
     return Holdings.of([torch.arange(5), torch.arange(4, 8)])
 
 
-def nothing(examples, num_classes, num_clients, rng):
+def nothing(pool):
     return Holdings.of([torch.arange(0), torch.arange(0)])
 """
 

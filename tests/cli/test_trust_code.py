@@ -61,6 +61,7 @@ OTHERS = [
     *("watch", "new", "import", "list", "explain", "schema", "bench"),
     *("data list", "data get", "data prepare", "data check"),
     *("fleet keys", "fleet join", "fleet approve", "fleet clean", "fleet log", "fleet status"),
+    *("fleet invite", "fleet withdraw"),
     *("privacy plan", "privacy ledger"),
 ]
 """Those that open no run folder; and `watch`, which reads it as `report` does, and never ends."""

@@ -22,6 +22,7 @@ from fedlens.core.federation import (
     Federation,
     Fixed,
     Holdings,
+    Pool,
     offsets_of,
 )
 from fedlens.data.partitions import PARTITIONS
@@ -159,7 +160,7 @@ def test_many_clients_are_counted_and_not_listed():
 @pytest.mark.parametrize("name", ["fresh", "drawn"])
 def test_a_split_of_many_that_is_drawn_is_described_by_its_first_clients(name):
     rng = np.random.default_rng(0)
-    split = PARTITIONS[name](EXAMPLES, 2, 1_000_000, rng, per_class=1)
+    split = PARTITIONS[name](Pool(EXAMPLES, 2, 1_000_000, rng), per_class=1)
     described = Federation(EXAMPLES, 2, split).described()
     assert len(described) == MOST_DESCRIBED
     assert counts(described, EXAMPLES.labels, 2, 1_000_000) == {"num_clients": 1_000_000}

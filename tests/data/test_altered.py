@@ -10,7 +10,7 @@ import torch
 
 import fedlens as fl
 from fedlens.config.names import PARTITIONS
-from fedlens.core.federation import Examples, Holdings
+from fedlens.core.federation import Examples, Holdings, Pool
 from fedlens.data.partitions.altered import Altered, _blurred, _turned
 from fedlens.data.partitions.dealing import apply_partition
 from fedlens.setup import build, partition
@@ -23,8 +23,8 @@ def examples(num: int = 600, side: int = 8, dtype: torch.dtype = torch.uint8) ->
     return Examples(images, torch.arange(num) % 10, {"writer": np.arange(num) % 3})
 
 
-def altered(name: str, given: Examples, num_clients: int | None, **options: Any) -> Altered:
-    made = apply_partition(name, options, given, 10, num_clients, np.random.default_rng(0))
+def altered(name: str, given: Examples, num_clients: int, **options: Any) -> Altered:
+    made = apply_partition(name, options, Pool(given, 10, num_clients, np.random.default_rng(0)))
     assert isinstance(made, Altered)
     return made
 
@@ -63,7 +63,7 @@ def test_a_shift_of_nothing_changes_nothing(dtype: torch.dtype) -> None:
     made = altered("shifted", given, 5)
     assert torch.equal(made.examples.images, given.images)
     assert made.examples.images.dtype == dtype
-    held = PARTITIONS["iid"](given, 10, 5, np.random.default_rng(0))
+    held = PARTITIONS["iid"](Pool(given, 10, 5, np.random.default_rng(0)))
     assert isinstance(held, Holdings) and made.held.digest() == held.digest()
 
 

@@ -11,7 +11,7 @@ import torch
 
 import fedlens as fl
 from fedlens.algorithms.fedir import TellLabels
-from fedlens.core.federation import AT_ONCE, Examples, Federation
+from fedlens.core.federation import AT_ONCE, Examples, Federation, Pool
 from fedlens.data.partitions.by_draw import Drawn, Fresh
 from fedlens.data.partitions.dealing import apply_partition
 from fedlens.setup import build, partition
@@ -31,7 +31,7 @@ def described(train: Examples, **clients: Any) -> fl.Experiment:
 
 
 def split(name: str, given: Examples, num_clients: int, seed: int = 0, **options: Any) -> Any:
-    return apply_partition(name, options, given, 10, num_clients, np.random.default_rng(seed))
+    return apply_partition(name, options, Pool(given, 10, num_clients, np.random.default_rng(seed)))
 
 
 UNEVEN = examples(np.random.default_rng(1).permutation(np.repeat([0, 1, 3], [40, 12, 90])))

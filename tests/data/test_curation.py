@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlens.core.federation import Examples, Holdings
+from fedlens.core.federation import Examples, Holdings, Pool
 from fedlens.data.curation import drawn, frequent, listing
 from fedlens.data.partitions import PARTITIONS
 from tests.data.naturalists import make
@@ -47,7 +47,7 @@ def test_geographic_clients_are_those_of_the_s2_partition(nature: Path) -> None:
     assert geo.num_train == 300  # a cell of one image is large enough for n_max = 100
     columns = {name: column[:300] for name, column in whole.columns.items()}
     blank = Examples(torch.zeros(300, 1, 1, 1), torch.zeros(300, dtype=torch.int64), columns)
-    held = PARTITIONS["s2"](blank, 1, None, np.random.default_rng(0), n_max=100)
+    held = PARTITIONS["s2"](Pool(blank, 1, 0, np.random.default_rng(0)), n_max=100)
     assert isinstance(held, Holdings) and held.names is not None
     expected = dict(zip(held.names, held.sizes.tolist(), strict=True))
     assert Counter(geo.columns["cell"][:300].tolist()) == expected

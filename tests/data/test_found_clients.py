@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedlens as fl
-from fedlens.core.federation import Examples
+from fedlens.core.federation import Examples, Pool
 from fedlens.data.emd import emd
 from fedlens.data.partitions.dealing import apply_partition
 from fedlens.data.statistics import counts
@@ -29,8 +29,8 @@ def dataset(train: Examples) -> fl.Dataset:
     return fl.Dataset("blank", train, train, tuple("abcdefghij"))
 
 
-def split(name: str, given: Examples, num_clients: int | None = None, seed: int = 0, **kw: Any):
-    return apply_partition(name, kw, given, 10, num_clients, np.random.default_rng(seed))
+def split(name: str, given: Examples, num_clients: int = 0, seed: int = 0, **kw: Any):
+    return apply_partition(name, kw, Pool(given, 10, num_clients, np.random.default_rng(seed)))
 
 
 WRITERS = ["zoe", "ann", "ben", "ann", "zoe", "ann"]

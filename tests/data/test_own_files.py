@@ -11,6 +11,7 @@ from PIL import Image
 
 import fedlens as fl
 from fedlens.config.options import options_of, resolve
+from fedlens.core.federation import Pool
 from fedlens.data import DATASETS, Source, published
 from fedlens.data.arrays import held_out, mean_and_std
 from fedlens.data.partitions import PARTITIONS
@@ -192,7 +193,7 @@ def test_photos_without_a_place_are_at_no_client(animals):
     train = load("csv", animals, path="photos.csv").train
     assert np.isnan(train.columns["lat"]).tolist() == [True, False, False]
     assert np.isnan(train.columns["lon"]).tolist() == [True, True, False]
-    held = PARTITIONS["s2"](train, 2, None, np.random.default_rng(0), n_max=5)
+    held = PARTITIONS["s2"](Pool(train, 2, 0, np.random.default_rng(0)), n_max=5)
     assert isinstance(held, fl.Holdings) and held.index.tolist() == [2]
 
 

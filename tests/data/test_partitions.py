@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedlens.config import options
-from fedlens.core.federation import Examples, Holdings
+from fedlens.core.federation import Examples, Holdings, Pool
 from fedlens.data.emd import emd
 from fedlens.data.partitions import PARTITIONS
 from fedlens.data.partitions.dealing import _without_replacement, apply_partition
@@ -41,7 +41,7 @@ def balanced(num_examples: int, num_classes: int) -> Examples:
 
 
 def split(name: str, examples: Examples, num_clients: int, seed: int = 0, **given: Any) -> Holdings:
-    held = PARTITIONS[name](examples, 100, num_clients, np.random.default_rng(seed), **given)
+    held = PARTITIONS[name](Pool(examples, 100, num_clients, np.random.default_rng(seed)), **given)
     assert isinstance(held, Holdings)
     return held
 
@@ -361,7 +361,7 @@ def test_a_mistake_is_answered_with_its_remedy(
 ) -> None:
     with pytest.raises(ValueError, match=message) as error:
         apply_partition(
-            name, given_options, balanced(100, 5), 5, num_clients, np.random.default_rng(0)
+            name, given_options, Pool(balanced(100, 5), 5, num_clients, np.random.default_rng(0))
         )
     assert "\n" not in str(error.value)
 
@@ -381,5 +381,5 @@ def test_a_mistake_is_answered_with_its_remedy(
 def test_options_can_be_set_in_an_experiment_file(name: str, given_options: dict[str, Any]) -> None:
     function = PARTITIONS[name]
     resolved = options.resolve(options.options_of(function), given_options, name)
-    handed = (balanced(100, 5), 5, 2, np.random.default_rng(0))
-    assert len(options.call(function, *handed, options=resolved)) == 2
+    pool = Pool(balanced(100, 5), 5, 2, np.random.default_rng(0))
+    assert len(options.call(function, pool, options=resolved)) == 2

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedlens as fl
-from fedlens.core.federation import Examples, Holdings
+from fedlens.core.federation import Examples, Holdings, Pool
 from fedlens.data import DATASETS, Source, curation
 from fedlens.data.emd import emd
 from fedlens.data.partitions import PARTITIONS
@@ -35,7 +35,7 @@ def examples(**columns: Any) -> Examples:
 
 
 def split(path: Path, given: Examples) -> Holdings:
-    held = PARTITIONS["published"](given, 10, None, np.random.default_rng(0), path=str(path))
+    held = PARTITIONS["published"](Pool(given, 10, 0, np.random.default_rng(0)), path=str(path))
     assert isinstance(held, Holdings)
     return held
 
@@ -109,7 +109,7 @@ def test_ours_is_as_skewed_as_the_published_split_of_every_alpha(alpha: str) -> 
     ours = []
     for seed in range(3):
         rng = np.random.default_rng(seed)
-        held = PARTITIONS["dirichlet"](train, 10, 100, rng, alpha=float(alpha))
+        held = PARTITIONS["dirichlet"](Pool(train, 10, 100, rng), alpha=float(alpha))
         assert isinstance(held, Holdings)
         ours.append(emd(held.label_counts(train.labels, 10)))
     mean = np.mean(ours)

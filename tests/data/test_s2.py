@@ -13,7 +13,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedlens.core.federation import Examples, Holdings
+from fedlens.core.federation import Examples, Holdings, Pool
 from fedlens.data import s2
 from fedlens.data.partitions.dealing import apply_partition
 from tests.counting import num_calls
@@ -42,7 +42,7 @@ def split(north: Array, east: Array, **options: Any) -> Holdings:
     blank = torch.zeros(len(north), 1, 1, 1, dtype=torch.uint8)
     labels = torch.zeros(len(north), dtype=torch.int64)
     examples = Examples(blank, labels, {"lat": north, "lon": east})
-    held = apply_partition("s2", options, examples, 1, None, np.random.default_rng(0))
+    held = apply_partition("s2", options, Pool(examples, 1, 0, np.random.default_rng(0)))
     assert isinstance(held, Holdings)
     return held
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedlens.core.federation import AT_ONCE, Examples, Federation, Fixed, Holdings, Split
+from fedlens.core.federation import AT_ONCE, Examples, Federation, Fixed, Holdings, Pool, Split
 from fedlens.data.emd import BLOCK, emd, emd_per_client
 from fedlens.data.partitions.by_draw import Drawn, drawn
 from fedlens.data.statistics import Counts, describe, summary
@@ -99,7 +99,8 @@ def test_a_description_of_equal_clients_gives_one_number() -> None:
 
 def test_many_clients_who_draw_are_counted_some_at_a_time_and_told_of(monkeypatch) -> None:
     rng = np.random.default_rng(0)
-    split = drawn(federation(Fixed(HELD)).examples, 3, 2 * AT_ONCE + 5, rng, per_class=1)
+    pool = Pool(federation(Fixed(HELD)).examples, 3, 2 * AT_ONCE + 5, rng)
+    split = drawn(pool, per_class=1)
     everyone = federation(split).everyone(0)
     asked: list[int] = []
 

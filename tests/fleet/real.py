@@ -13,7 +13,6 @@ from typing import Any
 
 from fedlens.config.experiment import Experiment
 from fedlens.fleet.flower import end, free_port
-from fedlens.fleet.keys import texts
 from fedlens.fleet.serve import open_fleet, run_on
 from fedlens.fleet.server import Job
 from fedlens.fleet.site import Site
@@ -34,10 +33,6 @@ class Federation:
         }
         make_keys([*self.sites.values()], self.keys)
         self.processes: dict[str, Any] = {}
-
-    @property
-    def public(self) -> dict[str, str]:
-        return texts(self.keys.glob("*.pub"))
 
     @property
     def server(self) -> str:
@@ -67,7 +62,7 @@ class Federation:
         with ExitStack() as stack:
             stack.callback(self.close)
             where = self.keys, self.home, "127.0.0.1", self.port
-            self.link, self.numbers = stack.enter_context(open_fleet(*where, self.told.append))
+            self.link, self.members = stack.enter_context(open_fleet(*where, self.told.append))
             yield self
 
     def close(self) -> None:
@@ -80,8 +75,7 @@ class Federation:
     def approve(self, path: Path) -> None:
         """Let all sites take part in another experiment."""
         experiment = for_fleet(Experiment.read(path))
-        data = load_dataset(experiment.dataset, None)
-        terms = Terms.of(experiment, data, self.public)
+        terms = Terms.of(experiment, load_dataset(experiment.dataset, None))
         for client, site in enumerate(self.sites.values()):
             site.approvals.approve(site.offer(terms, client))
 
@@ -91,8 +85,11 @@ class Federation:
         told = self.told.append
         return run_on(
             self.link,
-            Job(str(path), str(out), self.numbers, keys=self.public, **job),
-            *(self.home, told, watch),
+            Job(str(path), str(out), {}, **job),
+            self.home,
+            told,
+            watch,
+            self.members.look,
         )
 
 

@@ -13,7 +13,6 @@ import torch
 from fedlens.config.experiment import Experiment
 from fedlens.core import Tree
 from fedlens.core.trees import map_tensors
-from fedlens.fleet.keys import make_site_key, texts
 from fedlens.fleet.payload import Reply
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.server import Job, run_job
@@ -25,7 +24,6 @@ from fedlens.setup import partition
 from fedlens.setup.data import load_dataset
 
 NAMES = ("ann", "bob", "cat", "dan")
-MORE = (*NAMES, "eve", "fay")
 CLASSES = ("cat", "dog", "owl", "yak")
 TESTED = "label_counts = true\nleast_held_out = 1\n"  # a policy that allows tests
 EXPERIMENT = """\
@@ -34,7 +32,7 @@ rounds = {rounds}
 norm = "{norm}"
 dataset = {{ name = "npz", path = "data.npz" }}
 local = {{ batch_size = 8, lr = 0.1 }}
-clients = {{ count = {count}, per_round = {per_round}, holdout = {holdout}, \
+clients = {{ count = 4, per_round = {per_round}, holdout = {holdout}, \
 partition = {{ name = "dirichlet", alpha = 1.0 }} }}
 algorithm = [{algorithm}]
 """
@@ -45,11 +43,10 @@ def write_experiment(
     algorithm: str = '{ name = "fedavg" }',
     more: str = "",
     rounds: int = 2,
-    per_round: float = 3,
+    per_round: int = 3,
     holdout: float = 0.0,
     model: str = "linear",
     norm: str = "shared",
-    count: int = 4,
 ) -> Path:
     rng = np.random.default_rng(0)
     labels = rng.integers(4, size=160)
@@ -71,7 +68,6 @@ def write_experiment(
         holdout=holdout,
         model=model,
         norm=norm,
-        count=count,
     )
     path.write_text(text + more)
     return path
@@ -82,12 +78,11 @@ def make_sites(path: Path, folder: Path, approved: bool = True) -> list[Site]:
     experiment = for_fleet(Experiment.read(path))
     whole = replace(experiment, clients=replace(experiment.clients, holdout=0.0))
     dataset, train, holdings = partition(whole)
-    homes = [folder / name for name in MORE[: len(holdings)]]
-    for home in homes:
-        make_site_key(home, home.name)
-    terms = terms_of(experiment, homes)
+    terms = Terms.of(experiment, load_dataset(experiment.dataset, None))
     sites = []
-    for client, home in enumerate(homes):
+    for client, name in enumerate(NAMES[: len(holdings)]):
+        home = folder / name
+        home.mkdir(parents=True)
         write_site(home / "data.npz", train.take(holdings.members(client)), dataset.classes)
         site = Site(home, home / "data.npz")
         if experiment.clients.holdout:
@@ -96,15 +91,6 @@ def make_sites(path: Path, folder: Path, approved: bool = True) -> list[Site]:
             site.approvals.approve(site.offer(terms, client))
         sites.append(site)
     return sites
-
-
-def public(homes: Sequence[Path]) -> dict[str, str]:
-    """The public keys of sites, by name."""
-    return texts(home / f"{home.name}.pub" for home in homes)
-
-
-def terms_of(experiment: Experiment, homes: Sequence[Path]) -> Terms:
-    return Terms.of(experiment, load_dataset(experiment.dataset, None), public(homes))
 
 
 Change = Callable[[str, str, Reply], Reply | None]
@@ -120,6 +106,7 @@ class Nearby:
         self.orders: list[tuple[str, str, Mapping[str, Any]]] = []
         self.replies: list[tuple[str, str, Reply]] = []
         self.away: set[str] = set()
+        self.withdrawn: set[str] = set()
 
     def online(self) -> set[int]:
         return {k for k, site in enumerate(self.sites) if site.home.name not in self.away}
@@ -141,6 +128,9 @@ class Nearby:
     def arrived(self) -> list[tuple[int, Reply]]:
         found, self.waiting = self.waiting, []
         return found
+
+    def gone(self) -> set[int]:
+        return {k for k, site in enumerate(self.sites) if site.home.name in self.withdrawn}
 
     def forget(self) -> None:
         self.waiting = []
@@ -165,8 +155,7 @@ def run_nearby(
 
     numbers = {name: number for number, name in enumerate(by_name)}
     notify = (told if told is not None else []).append
-    keys = public([site.home for site in sites])
-    return run_job(Job(str(path), str(out), numbers, keys=keys, **job), connect, notify)
+    return run_job(Job(str(path), str(out), numbers, **job), connect, notify)
 
 
 def model_bytes(out: Path) -> bytes:

@@ -38,7 +38,7 @@ def test_a_site_that_was_started_again_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(apps, "LOOK", 0.0)
     monkeypatch.setattr(apps, "Message", lambda *_, **__: None)  # Flower's are those of a run
     grid = Grid()
-    sites = FlowerSites(grid, [10, 20])
+    sites = FlowerSites(grid, lambda: [10, 20])
     assert sites.online() == {0, 1}
     sites.send("train", {0: {}, 1: {}}, {}, 60.0)
     assert sites.arrived() == []

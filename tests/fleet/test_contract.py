@@ -17,6 +17,15 @@ USED = {  # parameters that are given, by position or name, and the module here 
         "server_address insecure root_certificates authentication_keys",
         "node.py",
     ),
+    "supernode.fleet_http_client.FleetHttpClient.from_server_address": (
+        "server_address insecure root_certificates interceptors",
+        "node.py",
+    ),
+    "supernode.fleet_http_client.FleetHttpClient.DeactivateNode": ("request", "node.py"),
+    "supernode.node_auth_http_interceptor.NodeAuthHttpInterceptor": (
+        "private_key public_key",
+        "node.py",
+    ),
     "supercore.inflatable.inflatable_utils.pull_and_inflate_object_from_tree": (
         "object_tree pull_object_fn confirm_object_received_fn return_type initial_backoff",
         "node.py",

@@ -35,7 +35,7 @@ app = ServerApp()
 def main(grid, context):
     while not (nodes := list(grid.get_node_ids())):
         time.sleep(0.2)
-    site, plan = FlowerSites(grid, nodes), json.loads(Path(PLAN).read_text())
+    site, plan = FlowerSites(grid, lambda: nodes), json.loads(Path(PLAN).read_text())
     while not site.online():
         time.sleep(0.2)
 

@@ -48,7 +48,7 @@ def test_a_server_whose_certificate_has_expired_does_not_start(tmp_path, monkeyp
     error = CliRunner().invoke(app_of(), words).exception
     assert isinstance(error, ValueError)
     assert "ca.pem has expired" in str(error)
-    assert "`fedlens fleet keys`" in str(error)
+    assert "--renew`" in str(error)
 
 
 def test_two_servers_do_not_share_a_place(tmp_path):

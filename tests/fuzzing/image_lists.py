@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from fedlens.core.federation import Pool
 from fedlens.data import DATASETS, Source, curation, pictures, store
 from fedlens.data.partitions.found import published
 from tests.fuzzing.cases import (
@@ -52,8 +53,8 @@ def read_split(place: Path, data: Data) -> tuple[Path, Read]:
     if zipped and data.draw(st.integers(0, 30)) == 0:
         packed = BOMB
     file.write_bytes(spoilt(data, packed) if zipped and data.draw(st.booleans()) else packed)
-    rng = np.random.default_rng(0)
-    return file, lambda: published(TOY.train, 2, None, rng, path=str(file))
+    pool = Pool(TOY.train, 2, 0, np.random.default_rng(0))
+    return file, lambda: published(pool, path=str(file))
 
 
 def read_folder(place: Path, data: Data) -> tuple[Path, Read]:

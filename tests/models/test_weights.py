@@ -54,7 +54,7 @@ def published():
 def test_a_file_of_the_same_model_is_read_whole(tmp_path, published, suffix):
     path = write(tmp_path / f"weights{suffix}", published)
     module = model(4)
-    assert load_weights(module, str(path), digest(path)) == (str(path), digest(path), [])
+    assert load_weights(module, str(path), digest(path)) == (str(path), digest(path), [], None)
     assert all(torch.equal(published[name], t) for name, t in module.state_dict().items())
 
 
@@ -168,7 +168,7 @@ def test_an_address_is_fetched_once(tmp_path, server, published):
     address = f"{home}/weights.pth?download=true"
     for _ in range(2):
         module = model(4)
-        assert load_weights(module, address, digest(path)) == (address, digest(path), [])
+        assert load_weights(module, address, digest(path)) == (address, digest(path), [], None)
         assert torch.equal(module.classifier[1].weight, published["classifier.1.weight"])
     assert asked == ["/weights.pth?download=true"]
 
@@ -260,7 +260,7 @@ def test_an_experiment_starts_from_the_file_it_names(tmp_path):
     assert fl.Experiment.of(experiment.plain()) == experiment
     setup = build(experiment)
     assert torch.equal(setup.network.params["fc.weight"], given["fc.weight"])
-    assert setup.weights == (str(path), digest(path), [])
+    assert setup.weights == (str(path), digest(path), [], None)
     address = fl.Experiment.read(file, ["weights=https://example.org/a.pth"])
     assert address.weights == "https://example.org/a.pth"
 

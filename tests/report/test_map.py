@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedlens.core.federation import Examples, Holdings
+from fedlens.core.federation import Examples, Holdings, Pool
 from fedlens.data.partitions import PARTITIONS
 from fedlens.report import partition
 
@@ -17,7 +17,7 @@ from fedlens.report import partition
 def drawn(lat, lon, n_max, path):
     blank = torch.zeros(len(lat), 1, 1, 1, dtype=torch.uint8)
     examples = Examples(blank, torch.zeros(len(lat), dtype=torch.int64), {"lat": lat, "lon": lon})
-    held = PARTITIONS["s2"](examples, 1, None, np.random.default_rng(0), n_max=n_max)
+    held = PARTITIONS["s2"](Pool(examples, 1, 0, np.random.default_rng(0)), n_max=n_max)
     assert isinstance(held, Holdings)
     assert partition.draw_map(lat, lon, held, "places $_s2", path) == path
     with Image.open(path) as picture:

@@ -179,8 +179,8 @@ def test_a_run_with_code_of_ones_own_can_be_run_again_from_anywhere(tmp_path, mo
     (home / "my_split_of_mine.py").write_text(
         "import torch\n"
         "from fedlens import Holdings\n"
-        "def halves(examples, num_classes, num_clients, rng):\n"
-        "    return Holdings.of(list(torch.arange(len(examples)).chunk(num_clients)))\n"
+        "def halves(pool):\n"
+        "    return Holdings.of(list(torch.arange(len(pool.examples)).chunk(pool.num_clients)))\n"
     )
     (home / "a.toml").write_text(
         'dataset = "fashion-mnist-mini"\nmodel = "linear"\nrounds = 1\nengine = "sequential"\n'

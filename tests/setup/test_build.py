@@ -37,8 +37,8 @@ OWN = """
         def forward(self, x):
             return self.outer(self.inner(x.flatten(1)).relu())
 
-    def halves(examples, num_classes, num_clients, rng, *, swap: bool = False):
-        parts = torch.arange(len(examples)).chunk(num_clients)
+    def halves(pool, *, swap: bool = False):
+        parts = torch.arange(len(pool.examples)).chunk(pool.num_clients)
         return fl.Holdings.of(list(reversed(parts)) if swap else list(parts))
 
     @fl.paper
@@ -48,7 +48,7 @@ OWN = """
     def five(*handed):
         return 5
 
-    def too_few(examples, num_classes, num_clients, rng):
+    def too_few(pool):
         return fl.Holdings.of([torch.arange(3)])
 """
 
@@ -231,7 +231,8 @@ def test_validation_and_train_share_the_images_of_the_data_set():
     assert all(part.images is data.train.images for part in whole)
 
 
-def images_in_order(examples, num_classes, num_clients, rng):
+def images_in_order(pool):
+    examples = pool.examples
     assert len(examples.images) == len(examples) == 18
     assert torch.equal(examples.images.mean((1, 2, 3)).floor().long().clamp(0, 2), examples.labels)
     return fl.Holdings.of([torch.arange(18)])

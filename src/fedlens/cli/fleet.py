@@ -46,19 +46,68 @@ def keys_command(
         list[str] | None, Option(help="An address or name by which sites reach the server.")
     ] = None,
     site: Annotated[str | None, Option(help="The name of a site.")] = None,
+    renew: Annotated[bool, Option("--renew", help="Replace keys that are there.")] = False,
 ) -> None:
-    """Make the keys of a server (--host), or of a site (--site). Nothing is overwritten."""
+    """Make the keys of a server (--host), or of a site (--site)."""
     _check_installed()
-    from fedlens.fleet.keys import make_server_keys, make_site_key
+    from fedlens.fleet.keys import make_server_keys, make_site_key, renew_server_keys
 
     if not host and not site:
         raise ValueError("no --host and no --site: give --host for a server, or --site for a site")
     if host:
-        make_server_keys(folder, host)
+        (renew_server_keys if renew else make_server_keys)(folder, host)
         print(f"{folder}: ca.pem is for every site; ca.key and server.key stay here")
     if site:
-        make_site_key(folder, site)
+        make_site_key(folder, site, renew)
         print(f"{folder}: {site}.pub is for the server; node.key stays here")
+
+
+@fleet_app.command("invite")
+def invite_command(
+    keys: Annotated[Path, Argument(help="The server's keys.")],
+    names: Annotated[list[str], Argument(help="The names of the sites.")],
+    server: Annotated[str, Option(help="HOST:PORT by which they reach the server.")],
+    folder: Annotated[Path, Option("--to", help="Where the files are put.")] = Path(),
+    days: Annotated[float, Option(min=0, help="For how long they can be used.")] = 7.0,
+) -> None:
+    """Write NAME.invite for each site: all that it needs to join."""
+    _check_installed()
+    _address(server, "--server", "10.0.0.1:9092")
+    from fedlens.fleet.keys import check_server_keys, invite
+
+    check_server_keys(keys)
+    for name in names:
+        path = folder / f"{name}.invite"
+        invite(keys, name, server, days, path)
+        print(f"{path} is for {name} alone: whoever has it can join in its place")
+
+
+@fleet_app.command("withdraw")
+def withdraw_command(
+    folder: Annotated[Path, Argument(help="The server's keys, or a site's own folder.")],
+    name: Annotated[
+        str, Argument(help="At a server: the name of the site. At a site: digits of the hash.")
+    ],
+) -> None:
+    """Let a site take part no more; or take back what a site approved."""
+    _check_home(folder)
+    from fedlens.fleet import NODE_KEY, SERVER
+
+    if (folder / SERVER).is_file():
+        from fedlens.fleet.keys import withdraw
+
+        withdraw(folder, name)
+        print(f"{name} takes part no more: a server that runs notes it in its log")
+        return
+    from fedlens.fleet.approvals import Approvals
+
+    approvals = Approvals(folder)
+    found = [one for one in approvals.approved() if one.startswith(name)]
+    if len(found) != 1:
+        what = "is no site's folder" if not (folder / NODE_KEY).is_file() else "approved"
+        raise ValueError(f"{folder} {what} {len(found)} experiments {name}: give more digits")
+    approvals.withdraw(found[0])
+    print(f"{found[0][:12]} is approved here no more")
 
 
 @fleet_app.command("serve")
@@ -132,9 +181,14 @@ def serve_command(
 
 @fleet_app.command("join")
 def join_command(
-    server: Annotated[str, Option(help="HOST:PORT of the server.")],
     data: Annotated[Path, Option(help="Its examples: a .npz file, or a folder of class folders.")],
-    name: Annotated[str, Option(help="The name of the site, that of its key.")],
+    invite: Annotated[Path | None, Argument(help="What `fedlens fleet invite` wrote.")] = None,
+    server: Annotated[
+        str | None, Option(help="HOST:PORT of the server. [default: the invitation's]")
+    ] = None,
+    name: Annotated[
+        str | None, Option(help="The name of the site. [default: the invitation's]")
+    ] = None,
     home: Annotated[
         Path | None, Option(help="Its own folder: keys, policy, memory. [default: ./NAME]")
     ] = None,
@@ -148,10 +202,17 @@ def join_command(
 ) -> None:
     """Take part with the examples of this site, until interrupted."""
     _check_installed()
-    from fedlens.fleet.keys import check_site_keys
+    from fedlens.fleet.keys import Invitation, check_site_keys
 
+    invitation = None if invite is None else Invitation.read(invite)
+    if invitation is not None:
+        server, name = server or invitation.server, name or invitation.name
+    if server is None or name is None:
+        raise ValueError("no --server or no --name: give both, or the file of an invitation")
     place = home or Path(name)
     _address(server, "--server", "10.0.0.1:9092")
+    if invitation is not None:
+        invitation.accept(place)
     check_site_keys(place, name)
     from fedlens.fleet.join import join
 
@@ -160,7 +221,8 @@ def join_command(
         f"`fedlens fleet clean {argument(place)}` deletes them"
     )
     with going_on_by(kept, (place / CACHE).is_dir):
-        join(place, name, data, server, device, wait, lambda line: notify(f"{name}: {line}"), cache)
+        tell = partial(_notify_of, name)
+        join(place, name, data, server, device, wait, tell, cache, invitation)
 
 
 @fleet_app.command("approve")
@@ -350,13 +412,12 @@ def app_command(
 
     described = of_sites(given, sites)
     check_possible(described)
-    if described.aggregation is not None and described.aggregation.secure:
-        raise ValueError(
-            "secure sums need the keys of sites, which a Flower app does not have: start the "
-            "server by `fedlens fleet serve`"
-        )
     write_app(folder, described.toml(), sites, str(Path(out).resolve()))
     print(f"{folder}: run it with: flwr run {argument(folder)}")
+
+
+def _notify_of(name: str, line: str) -> None:
+    notify(f"{name}: {line}")
 
 
 def _check_home(home: Path) -> None:

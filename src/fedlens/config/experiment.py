@@ -112,7 +112,7 @@ class Experiment:
     of the same loss"""
     normalise: OrTable[Literal["dataset", "imagenet", "none"] | Constants] = default("dataset")
     """what images are normalised by, channel by channel. `dataset`: the mean and deviation of the
-    data set. `imagenet`: those of ImageNet, which torchvision's `weights` were trained with.
+    data set. `imagenet`: those that `weights = "imagenet"` were trained with, or torchvision's.
     `none`: nothing, so that they are 0 to 1. `{ mean = 0.5, deviation = 0.5 }`: these, which may be
     lists of a number a channel"""
     augment: OrTable[Augment] = default(Augment())
@@ -128,7 +128,7 @@ class Experiment:
     `frozen`: they stay as they are at the start, and BatchNorm normalises by the statistics it
     has"""
     weights: str | None = None
-    """the file, or the run, that the model starts from: see [Weights](#weights)"""
+    """the file, or the run, that the model starts from, or `imagenet`: see [Weights](#weights)"""
     weights_sha256: str | None = None
     """the checksum that this file must have"""
     train_last: Count | None = None
@@ -172,7 +172,8 @@ class Experiment:
         if self.weights_sha256 is not None:
             fits = re.fullmatch("[0-9a-f]{64}", self.weights_sha256) is not None
             demand(fits, "weights_sha256", self.weights_sha256, "give 64 digits of 0-9, a-f")
-            demand(self.weights is not None, "weights", None, "name the file that has this sum")
+            has = self.weights not in (None, "imagenet")
+            demand(has, "weights", self.weights, "name the file that weights_sha256 is of")
         if self.stop is not None:
             on, stop = self.evaluate.on, self.stop
             fits = "validation" in on or stop.patience is None
@@ -325,7 +326,7 @@ def _anchor_all(content: dict[str, Any], folder: Path) -> None:
     if isinstance(privacy, dict) and isinstance(privacy.get("ledger"), str):
         privacy["ledger"] = str((folder / expanded(privacy["ledger"])).resolve())
     weights = content.get("weights")
-    if isinstance(weights, str) and not is_address(weights):
+    if isinstance(weights, str) and weights != "imagenet" and not is_address(weights):
         content["weights"] = str((folder / expanded(weights)).resolve())
 
 

@@ -57,6 +57,7 @@ MODELS = ByName(
     "fedlens.models",
     {
         "alexnet alexnet-32": "alexnet",
+        "efficientnet-lite0": OWN,
         "fedns-cnn fedrep-cnn hsu-cnn lenet5": "two_convolutions",
         "linear": OWN,
         "mcmahan-cnn": "two_convolutions",

@@ -204,6 +204,15 @@ def _are_numbers(given: Any, above: float) -> bool:
         return False
 
 
+class Pool(NamedTuple):
+    """What a partition divides: the training examples, among a number of clients."""
+
+    examples: Examples
+    num_classes: int
+    num_clients: int  # 0: the partition finds its clients in the data
+    rng: np.random.Generator  # for all its draws
+
+
 @dataclass(frozen=True)
 class Holdings:
     """Which client holds which examples: one index, with the parts of the clients in order."""

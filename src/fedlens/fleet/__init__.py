@@ -11,6 +11,6 @@ Notify = Callable[[str], None]
 # The files of keys and certificates, in the folders of a server and of a site.
 CA, CA_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
 NODE_KEY = "node.key"
+ENROL = "/fedlens/enrol"  # where a site that was invited makes its key known
 CONNECTED = "connected to the server"  # in the log of a site's node
-STAGES = ("keys", "shares", "agree", "open")  # of a secure sum, besides the training
 CACHE = "cache"  # in the folder of a site: decoded images

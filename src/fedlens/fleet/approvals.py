@@ -109,6 +109,12 @@ class Approvals:
             self._write(self._folder, offer, Approval(offer, by, now))
         (self.home / "offered" / f"{offer.terms.hash}.json").unlink(missing_ok=True)
 
+    def withdraw(self, wanted: str) -> None:
+        """Take an approval back: from now on its orders are refused."""
+        with one_writer(self._folder):
+            (self._folder / f"{wanted}.json").unlink(missing_ok=True)
+            Log(self.home).add("withdrawn", experiment=wanted, by=getpass.getuser())
+
     def of(self, wanted: str) -> Approval:
         """The approval of an experiment, by its hash; Refused if there is none."""
         if wanted not in self.approved():

@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedlens.core import Tree
 from fedlens.fleet.flower import end_with
+from fedlens.fleet.members import read_members
 from fedlens.fleet.messages import ENDED, TYPES, packed, unpacked
 from fedlens.fleet.payload import Reply, read, written
 from fedlens.fleet.server import REPORTS, Job, run_job
@@ -35,24 +36,32 @@ LOOK = 1.0  # seconds between two checks of which sites are online
 
 @dataclass
 class FlowerSites:
-    """Sites that are reached over Flower's grid; `nodes` has their node ids, by client number."""
+    """Sites that are reached over Flower's grid.
+
+    `nodes` gives their node ids now, by client number; None for one that will not come back.
+    """
 
     grid: Grid
-    nodes: Sequence[int]
+    nodes: Callable[[], Sequence[int | None]]
     waiting: dict[str, tuple[int, str | None]] = field(default_factory=dict)
     """By message id: the client, and the start time of its node when the message was sent."""
     looked: float = float("-inf")
+    known: list[int | None] = field(default_factory=list)  # the nodes, when it last looked
     started: dict[int, str] = field(default_factory=dict)  # start times of online nodes, by client
 
     def online(self) -> set[int]:
         now = time.monotonic()
         if now - self.looked >= LOOK:
             there = {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
+            self.known = [*self.nodes()]
             self.started = {
-                client: there[node] for client, node in enumerate(self.nodes) if node in there
+                client: there[node] for client, node in enumerate(self.known) if node in there
             }
             self.looked = now
         return set(self.started)
+
+    def gone(self) -> set[int]:
+        return {client for client, node in enumerate(self.known) if node is None}
 
     def send(
         self, what: str, orders: Mapping[int, Mapping[str, Any]], tensors: Tree, seconds: float
@@ -61,7 +70,7 @@ class FlowerSites:
         messages = [
             Message(
                 packed(json.dumps(order), content),
-                self.nodes[client],
+                self.known[client],
                 TYPES[what],
                 ttl=max(seconds, 1.0),
             )
@@ -111,9 +120,8 @@ def client_app(experiment: Path | None = None) -> ClientApp:
         reply = _site(context.node_config, order, experiment).answer(what, order, tensors)
         return Message(packed(*written(reply.facts, reply.tensors)), reply_to=message)
 
-    for what, kind in TYPES.items():
-        category, _, action = kind.partition(".")
-        getattr(app, category)(action)(partial(answer, what))
+    for what, kind in (("sizes", app.query), ("train", app.train), ("test", app.evaluate)):
+        kind(what)(partial(answer, what))
     return app
 
 
@@ -148,9 +156,14 @@ def server_app(experiment: Path | None = None) -> ServerApp:
         names = {f"site-{place:04d}": node for place, node in enumerate(nodes)}
         out = str(Path(str(config["out"])).expanduser())
         job = Job(str(experiment), out, names, overwrite=bool(config["overwrite"]))
-        run_job(job, lambda some: FlowerSites(grid, [names[n] for n in some]), print)
+        run_job(job, lambda some: FlowerSites(grid, lambda: [names[n] for n in some]), print)
 
     return app
+
+
+def _nodes(home: Path, names: Sequence[str]) -> list[int | None]:
+    known = read_members(home)
+    return [known[name].node if name in known else None for name in names]
 
 
 def _run(grid: Grid, path: Path) -> None:
@@ -167,7 +180,7 @@ def _run(grid: Grid, path: Path) -> None:
     try:
         done = run_job(
             job,
-            lambda some: FlowerSites(grid, [job.sites[name] for name in some]),
+            lambda some: FlowerSites(grid, partial(_nodes, path.parent, some)),
             partial(report, "line"),
             partial(report, "record"),
         )

@@ -30,7 +30,9 @@ from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from fedlens.fleet import CA, SERVER, SERVER_KEY, Notify
+from fedlens.fleet import CA, ENROL, SERVER, SERVER_KEY, Notify
+from fedlens.fleet.keys import enrol
+from fedlens.storage.reading import printable, shortened
 
 CALLS = (
     *("register-node", "activate-node", "deactivate-node", "unregister-node"),
@@ -199,6 +201,9 @@ class Gate:
                 request = await visit.event(SILENCE if known else HANDSHAKE)
                 if type(request) is not h11.Request:
                     return
+                if request.target == ENROL.encode():
+                    await self._enrol(visit, peer)
+                    return
                 refusal = self._refusal(request, peer)
                 if refusal is not None:
                     await visit.refuse(*refusal)
@@ -215,6 +220,32 @@ class Gate:
             raise
         finally:
             writer.close()
+
+    async def _enrol(self, visit: Visit, peer: str) -> None:
+        """Let a site that was invited make its key known; its connection is closed then."""
+        content = bytearray()
+        try:
+            async with asyncio.timeout(HANDSHAKE):
+                async for piece in visit.body():
+                    content += piece
+                    if len(content) > PIECE:
+                        raise ValueError("it is too long")
+            told = json.loads(content)
+            if not isinstance(told, dict):
+                raise ValueError("it is none")
+            name = told.get("name")
+            key = enrol(self.keys, name, told.get("token"), told.get("public"))
+        except (ValueError, RecursionError) as error:
+            why = printable(shortened(str(error)))
+            self._say(f"refused an invitation from {peer}: {why}")
+            await visit.refuse(403, why)
+            return
+        last = self._loop.time() + HANDSHAKE
+        while key not in self.names and self._loop.time() < last:
+            await asyncio.sleep(0.1)  # until it is registered
+        self._say(f"{name} came by its invitation")
+        await visit.send(h11.Response(status_code=200, headers=[("connection", "close")]))
+        await visit.send(h11.EndOfMessage())
 
     def _refusal(self, request: Any, peer: str) -> tuple[int, str] | None:
         """The status and the reason for refusing a request of which only the head was read."""

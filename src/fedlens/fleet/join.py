@@ -9,19 +9,21 @@ import ssl
 import subprocess
 import time
 from dataclasses import dataclass
+from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 
 import torch
 
-from fedlens.fleet import CA, CONNECTED, Notify
+from fedlens.fleet import CA, CONNECTED, ENROL, Notify
 from fedlens.fleet.flower import Tail, end, start_node
-from fedlens.fleet.keys import check_site_keys
+from fedlens.fleet.keys import Invitation, check_site_keys
 from fedlens.fleet.log import LOG
 from fedlens.fleet.policy import DEFAULT, FILE, Policy
 from fedlens.fleet.site import MISTAKE
 from fedlens.fleet.site_data import identity
 from fedlens.storage.files import write_atomically
 from fedlens.storage.locks import one_writer
+from fedlens.storage.reading import printable, shortened
 
 PATIENCE = 100.0  # seconds, at least: Flower refuses a node for 60 after it died, as if connected
 PAUSE = 5.0
@@ -43,6 +45,7 @@ def join(
     wait: float,
     notify: Notify,
     cache: bool = True,
+    invitation: Invitation | None = None,
 ) -> None:
     """Take part until interrupted; a ValueError if the server never answers or refuses the site.
 
@@ -63,6 +66,14 @@ def join(
         while True:
             find_server(server, home / CA, wait, say)
             wait = float("inf")
+            if invitation is not None:
+                try:
+                    show(invitation, home, server)
+                except (OSError, HTTPException) as error:  # it is stopping
+                    say.state(f"{server} does not answer ({error}); trying again")
+                    time.sleep(PAUSE)
+                    continue
+                invitation = None
             log = Tail(home / "node.log")
             process = start_node(home, data, server, device, log.path, cache=cache)
             begun = time.monotonic()
@@ -84,6 +95,23 @@ def join(
             why = f"the server says: {refusals[-1]}" if refusals else f"see {log.path}"
             say.state(f"not connected ({why}); trying again")
             time.sleep(PAUSE)
+
+
+def show(invitation: Invitation, home: Path, server: str) -> None:
+    """Make the site's public key known to the server; a ValueError if it is not taken."""
+    host, _, port = server.rpartition(":")
+    public = (home / f"{invitation.name}.pub").read_text()
+    body = json.dumps({"name": invitation.name, "token": invitation.token, "public": public})
+    trust = ssl.create_default_context(cafile=str(home / CA))
+    asked = HTTPSConnection(host.strip("[]"), int(port), timeout=3 * ANSWER, context=trust)
+    try:
+        asked.request("POST", ENROL, body)
+        answer = asked.getresponse()
+        if answer.status != 200:
+            why = printable(shortened(answer.read(2000).decode(errors="replace")))
+            raise ValueError(f"{server} did not take the invitation of {invitation.name}: {why}")
+    finally:
+        asked.close()
 
 
 def find_server(server: str, ca: Path, wait: float, say: Changes) -> None:
@@ -180,8 +208,7 @@ def answer_by(line: str, home: Path) -> str | None:
     if answer["asked"] == "train":
         sent = f"{answer['sent']['bytes'] / 1e3:.1f} kB"
         return f"trained for {answer['seconds']:.1f} s, and sent {sent}"
-    told = {"sizes": "reported how much it holds", "test": "tested the model"}
-    return {**told, "open": "opened the sum of the round"}.get(answer["asked"])
+    return {"sizes": "reported how much it holds", "test": "tested the model"}[answer["asked"]]
 
 
 @dataclass

@@ -299,6 +299,10 @@ class Logged:
             self.log.add("arrived", site=self.names[client], **facts, got=got, **mark)
         return found
 
+    def gone(self) -> set[int]:
+        found: set[int] = self.sites.gone()
+        return found
+
     def forget(self) -> None:
         self.sites.forget()
 

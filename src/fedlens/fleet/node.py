@@ -14,14 +14,17 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import httpx
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Message
 from flwr.app.error import Error
+from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
@@ -31,12 +34,16 @@ from flwr.supercore.inflatable.inflatable_utils import (
     pull_and_inflate_object_from_tree,
     push_objects,
 )
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.run import RunNotRunningException
+from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.fleet_http_connection import http_request_response
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedlens.fleet import CA, CONNECTED, NODE_KEY
 from fedlens.fleet.messages import ENDED, RAISED, TYPES, packed, unpacked
 
+NODE_ID = "node"  # in the folder of Flower: the id that the server knows this site by
 SOON, LATE = 0.05, 3.0  # seconds, at least and at most, between two looks for an order
 SHARE = 0.2  # of the time that nothing came: then it looks again
 AGAIN = 0.1  # seconds until it tries again to get what the server has not yet sent in full
@@ -134,14 +141,28 @@ def serve(
         since = time.monotonic()
 
 
+def leave(server: str, certificates: bytes, own: Any, node: int) -> None:
+    """End what a process that was killed has begun: its server would refuse this for a minute."""
+    signed = [RuntimeVersionHttpInterceptor("SuperNode"), NodeAuthHttpInterceptor(*own)]
+    with (
+        suppress(httpx.HTTPError, RuntimeError),
+        FleetHttpClient.from_server_address(server, False, certificates, signed) as client,
+    ):
+        client.DeactivateNode(DeactivateNodeRequest(node_id=node))
+
+
 def main(server: str, home: str, *words: str) -> None:
     """Serve a server until this process gets SIGTERM; `words` are the worker's."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     place = Path(home)
     key: Any = load_ssh_private_key((place / NODE_KEY).read_bytes(), None)
-    with http_request_response(
-        server, False, (place / CA).read_bytes(), (key, key.public_key())
-    ) as (_, receive, send, _, _, pull, push, confirm):
+    certificates, own = (place / CA).read_bytes(), (key, key.public_key())
+    mark = place / "flower" / NODE_ID
+    if mark.is_file():
+        leave(server, certificates, own, int(mark.read_text()))
+    with http_request_response(server, False, certificates, own) as linked:
+        node, receive, send, _, _, pull, push, confirm = linked
+        mark.write_text(str(node))
         print(CONNECTED, file=sys.stderr, flush=True)
         serve(receive, send, pull, push, confirm, Worker(home, *words))
 

@@ -123,8 +123,8 @@ def received(tree: Tree, keep: Memory) -> Part:
     return Part(**fields, keep=[keep], combined=False, borrowed=False)
 
 
-def without_steps(program: ClientProgram, engine: Sequential, shared: Shared) -> Part:
-    """What a client sends that takes no step: by this, all know its form."""
+def declared(program: ClientProgram, engine: Sequential, shared: Shared) -> Tree:
+    """The names, shapes and dtypes that a client sends, found by running one without steps."""
     none = torch.zeros((1, 0), dtype=torch.int64)
     zero = torch.zeros(1, dtype=torch.int64)
     facts = Facts(zero, none)
@@ -132,7 +132,7 @@ def without_steps(program: ClientProgram, engine: Sequential, shared: Shared) ->
     params, buffers, told = map_tensors((shared.params, shared.buffers, shared.told), itemgetter(0))
     memory = program.memory(params, buffers, told)
     (part,) = engine.map(program, shared, work_alone(plan, zero, facts, memory))
-    return part
+    return sent(part, program)
 
 
 def mismatch(given: Tree, expected: Tree) -> str | None:

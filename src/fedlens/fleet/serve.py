@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,8 @@ from fedlens.config.experiment import Experiment
 from fedlens.fleet import Notify
 from fedlens.fleet.flower import SuperLink, Tail, write_app
 from fedlens.fleet.gate import Gate
-from fedlens.fleet.keys import check_server_keys, public_keys, texts
+from fedlens.fleet.keys import check_server_keys, invited, public_keys
+from fedlens.fleet.members import Members, read_members
 from fedlens.fleet.server import REPORTS, Job
 from fedlens.fleet.status import FILE as STATUS
 from fedlens.fleet.status import Page
@@ -28,22 +29,24 @@ from fedlens.storage.process_state import is_alive
 from fedlens.storage.run_files import can_go_on, identity
 
 LOOK = 0.2  # seconds between two checks of a run's progress
+LOOK_AT_KEYS = 1.0  # and of which sites have keys
 
 
 @contextmanager
 def open_fleet(
     keys: Path, home: Path, host: str, port: int, notify: Notify
-) -> Iterator[tuple[SuperLink, dict[str, int]]]:
-    """Start a SuperLink that sites with known keys reach at host:port; with their node ids."""
+) -> Iterator[tuple[SuperLink, Members]]:
+    """Start a SuperLink that sites with known keys reach at host:port; with these sites."""
     check_server_keys(keys)
-    public = public_keys(keys)
+    public_keys(keys)  # or a ValueError
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with one_writer(home), SuperLink(home, keys) as link:
-        numbers = link.register(public)
-        names = {key: name for name, key in public.items()}
-        with Gate(host, port, link.address, keys, notify, names):
-            notify(f"listening on {host}:{port} for {', '.join(public)}")
-            yield link, numbers
+        members = Members(keys, home, link, notify)
+        members.look()
+        with Gate(host, port, link.address, keys, notify, members.names):
+            expected = [name for name, one in read_members(home).items() if one.expected]
+            notify(f"listening on {host}:{port} for {', '.join(expected)}")
+            yield link, members
 
 
 def serve(
@@ -63,7 +66,7 @@ def serve(
     when `home` is locked: no other server uses it then.
     """
     home = home.resolve()
-    num_sites = len(public_keys(keys))
+    num_sites = len(public_keys(keys)) + len(invited(keys))
     asked = experiment.clients.per_round
     needed = {
         "--at-least": job.at_least,
@@ -76,7 +79,7 @@ def serve(
                 "those of others"
             )
     with ExitStack() as stack:
-        link, numbers = stack.enter_context(open_fleet(keys, home, host, port, notify))
+        link, members = stack.enter_context(open_fleet(keys, home, host, port, notify))
         write_atomically(Path(job.experiment), experiment.toml().encode())
         if not job.resume:
             (home / STATUS).unlink(missing_ok=True)
@@ -84,15 +87,21 @@ def serve(
             out = Path(job.out)
             address = stack.enter_context(serving([out], *page, beside=Page(home, out.name)))
             notify(f"page: {address}")
-        return run_on(
-            link, replace(job, sites=numbers, keys=texts(keys.glob("*.pub"))), home, notify, watch
-        )
+        return run_on(link, job, home, notify, watch, members.look)
 
 
 def run_on(
-    link: SuperLink, job: Job, home: Path, notify: Notify, watch: Watch | None = None
+    link: SuperLink,
+    job: Job,
+    home: Path,
+    notify: Notify,
+    watch: Watch | None = None,
+    look: Callable[[], None] = lambda: None,
 ) -> str:
-    """Run a job on a SuperLink that is running, and return the status of the run."""
+    """Run a job on a SuperLink that is running, and return the status of the run.
+
+    `look` is called every second, meanwhile.
+    """
     out, experiment = Path(job.out).resolve(), Path(job.experiment).resolve()
     job = replace(
         job, out=str(out), experiment=str(experiment), home=str(home), served_by=os.getpid()
@@ -105,7 +114,7 @@ def run_on(
     replaced = None if job.resume else identity(out)
     link.run(home / "app", {"job": str(path)})
     try:
-        outcome = follow(link, Tail(reports), notify, watch)
+        outcome = follow(link, Tail(reports), notify, watch, look)
     except OSError as error:
         remedy = "go on with --resume" if can_go_on(out, replaced) else "start it again"
         raise OSError(f"{error}; {remedy}") from error
@@ -117,10 +126,15 @@ def run_on(
 
 
 def follow(
-    link: SuperLink, reports: Tail, notify: Notify, watch: Watch | None = None
+    link: SuperLink,
+    reports: Tail,
+    notify: Notify,
+    watch: Watch | None = None,
+    look: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Pass on what the ServerApp's process reports, and return its outcome."""
     app: int | None = None  # the process id
+    looked = time.monotonic()
     try:
         while True:
             link_ended = link.process.poll() is not None
@@ -138,6 +152,9 @@ def follow(
             if link_ended or app_ended:
                 who = "Flower's SuperLink" if link_ended else "the server's app"
                 raise OSError(f"{who} has ended: see {link.log}")
+            if time.monotonic() - looked > LOOK_AT_KEYS:
+                look()
+                looked = time.monotonic()
             time.sleep(LOOK)
     except BaseException:
         if app is not None and is_alive(app):

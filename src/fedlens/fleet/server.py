@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from fedlens.fleet import Notify
 from fedlens.fleet.account import released
 from fedlens.fleet.engine import Fleet, Sites
 from fedlens.fleet.log import Log, Logged
+from fedlens.fleet.members import read_members
 from fedlens.fleet.status import Standing, Status
 from fedlens.fleet.terms import Terms, for_fleet
 from fedlens.privacy.ledger import total
@@ -42,6 +43,8 @@ from fedlens.storage.run_files import EXPERIMENT
 Connect = Callable[[Sequence[str]], Sites]
 """Connects to the sites of given names, whose client numbers are their places."""
 
+Roster = Callable[[], Mapping[str, int]]
+"""The numbers of the sites that are expected now, by name."""
 Fails = Callable[[str, str], None]
 """Is told the name of a site, and what is wrong with its answer."""
 
@@ -66,56 +69,80 @@ class Held:
     label_counts: list[int] | None = None
 
 
-def hear(
-    connect: Connect,
-    names: Sequence[str],
-    terms: Terms,
-    notify: Notify,
-    fails: Fails,
-    wait: float,
-    at_least: int | None = None,
-) -> list[Held]:
-    """Ask each site what it holds; after `wait` seconds, at least `at_least` sites are enough."""
-    begun, sites = time.monotonic(), connect(names)
-    found = dict[int, Held]()
-    asked, last_word = dict[int, float](), dict[int, str]()
-    while True:
-        now = time.monotonic()
-        there = [names[client] for client in sorted(found)]
-        if len(there) == len(names):
-            return [found[client] for client in sorted(found)]
-        if now - begun > wait:
-            absent = ", ".join(name for name in names if name not in there)
-            if at_least is not None and len(there) >= at_least:
-                notify(f"without {absent}")
-                return [found[client] for client in sorted(found)]
-            raise ValueError(
-                f"after {wait:g} s these sites are missing: {absent}; start them, let them "
-                "approve the experiment, or set --at-least"
-            )
+class Hearing:
+    """Asks sites what they hold, each until it says so.
+
+    `roster` gives the sites that are expected now, by name, with their numbers.
+    """
+
+    def __init__(
+        self, connect: Connect, roster: Roster, terms: Terms, notify: Notify, fails: Fails
+    ) -> None:
+        self.connect, self.roster, self.terms = connect, roster, terms
+        self.notify, self.fails = notify, fails
+        self.found = dict[str, Held]()
+        self._numbers = dict[str, int]()
+        self._sites: Sites | None = None
+        self._asked, self._last_word = dict[int, float](), dict[str, str]()
+
+    @property
+    def missing(self) -> list[str]:
+        """Who is expected, and did not say what it holds."""
+        return [name for name in self.roster() if name not in self.found]
+
+    def step(self) -> None:
+        """Ask who is due, and take in what arrived."""
+        now, expected = time.monotonic(), self.roster()
+        if self._sites is None or expected.keys() - self._numbers.keys():
+            self._numbers |= expected  # a newer connection has the earlier sites at their places
+            self._sites, self._asked = self.connect([*self._numbers]), {}
+        names, sites, terms = [*self._numbers], self._sites, self.terms
         due = [
             client
             for client in sites.online()
-            if client not in found and now - asked.get(client, -ASK_AGAIN) >= ASK_AGAIN
+            if names[client] not in self.found
+            and now - self._asked.get(client, -ASK_AGAIN) >= ASK_AGAIN
         ]
         if due:
             order = {"experiment": terms.hash, "terms": terms.text}
-            sites.send("sizes", {client: {**order, "client": client} for client in due}, {}, 600.0)
-            asked |= dict.fromkeys(due, float("inf"))
+            orders = {client: {**order, "client": self._numbers[names[client]]} for client in due}
+            sites.send("sizes", orders, {}, 600.0)
+            self._asked |= dict.fromkeys(due, float("inf"))
         for client, arrived in sites.arrived():
-            asked[client] = time.monotonic()
-            held = _held(names[client], client, arrived.facts, terms)
+            self._asked[client], name = time.monotonic(), names[client]
+            held = _held(name, self._numbers[name], arrived.facts, terms)
             if held is not None:
-                found[client] = held
-                notify(f"{names[client]}: {held.size:,} examples")
+                self.found[name] = held
+                self.notify(f"{name}: {held.size:,} examples")
                 continue
             none = f"it gave no sizes from 1 to {MOST_EXAMPLES:,}"
             why = arrived.reason or arrived.facts.get("refused") or none
             word = f"{arrived.failed or 'refused'}: {why}"
-            if last_word.get(client) != word:
-                last_word[client] = word
-                fails(names[client], word)
+            if self._last_word.get(name) != word:
+                self._last_word[name] = word
+                self.fails(name, word)
+
+
+def hear(hearing: Hearing, wait: float, at_least: int | None = None) -> list[Held]:
+    """What all expected sites hold; after `wait` seconds, at least `at_least` are enough."""
+    begun = time.monotonic()
+    while True:
+        missing, here = hearing.missing, hearing.roster()
+        there = [one for name, one in hearing.found.items() if name in here]
+        if there and not missing:
+            break
+        if time.monotonic() - begun > wait:
+            absent = ", ".join(missing)
+            if at_least is not None and len(there) >= at_least:
+                hearing.notify(f"without {absent}")
+                break
+            raise ValueError(
+                f"after {wait:g} s these sites are missing: {absent}; start them, let them "
+                "approve the experiment, or set --at-least"
+            )
+        hearing.step()
         time.sleep(0.2)
+    return sorted(there, key=lambda one: one.number)
 
 
 def _held(name: str, number: int, facts: Any, terms: Terms) -> Held | None:
@@ -142,11 +169,6 @@ def make_setup(
 ) -> Setup:
     """The parts of a run whose clients are sites."""
     clients = replace(experiment.clients, count=len(held))
-    if terms.sums is not None and clients.cohort != terms.cohort:
-        raise ValueError(
-            f"{terms.cohort} sites a round were approved for secure sums, and with {len(held)} "
-            f"sites there are {clients.cohort}: give clients.per_round as a number, or wait for all"
-        )
     experiment = replace(experiment, clients=clients)
     network, weights = make_network(experiment, dataset)
     algorithm = make_algorithm(experiment)
@@ -164,7 +186,6 @@ def make_setup(
         [one.size for one in held],
         experiment.reporting or Reporting(),
         fails,
-        public=[key for _, key in sorted(terms.content.sites.items())],
     )
     tested = None
     if clients.holdout:
@@ -218,14 +239,13 @@ class Job:
 
     experiment: str  # a TOML file
     out: str
-    sites: dict[str, int]  # Flower's node id of each, by name
+    sites: dict[str, int]  # Flower's node id of each, by name, unless its folder has members
     data: str | None = None
     overwrite: bool = False
     resume: bool = False
     wait: float = 600.0
     at_least: int | None = None
     home: str | None = None  # the server's own folder, which has its log
-    keys: dict[str, str] = field(default_factory=dict)  # with secure sums: of all sites, by name
     served_by: int | None = None  # the process id with whose end the job ends
 
     @classmethod
@@ -234,6 +254,14 @@ class Job:
 
     def write(self, path: Path) -> None:
         write_atomically(path, json.dumps(asdict(self)).encode())
+
+
+def expected(job: Job) -> dict[str, int]:
+    """The sites that are expected now, with their numbers: those that have keys, or invitations."""
+    known = {} if job.home is None else read_members(Path(job.home))
+    if not known:
+        return {name: number for number, name in enumerate(sorted(job.sites))}
+    return {name: one.number for name, one in known.items() if one.expected}
 
 
 def run_job(job: Job, connect: Connect, tell: Notify, watch: Watch | None = None) -> Result:
@@ -258,14 +286,9 @@ def run_job(job: Job, connect: Connect, tell: Notify, watch: Watch | None = None
                 "another --out for a run of its own"
             )
     dataset = load_dataset(experiment.dataset, Path(job.data) if job.data else None)
-    terms = Terms.of(experiment, dataset, job.keys)
-    status = Status(
-        Path(job.home or out),
-        experiment=terms.hash,
-        out=str(out),
-        rounds=experiment.rounds,
-        sites={name: Standing() for name in sorted(job.sites)},
-    )
+    terms = Terms.of(experiment, dataset)
+    roster = partial(expected, job)
+    status = Status(Path(job.home or out), terms.hash, str(out), experiment.rounds)
     log = None if job.home is None else Log(status.home)
     if log is not None:
         if resumes:
@@ -273,6 +296,8 @@ def run_job(job: Job, connect: Connect, tell: Notify, watch: Watch | None = None
         status.write()
 
     def logged(names: Sequence[str]) -> Sites:
+        for name in names:
+            status.sites.setdefault(name, Standing())
         return connect(names) if log is None else Logged(connect(names), log, status, names)
 
     def fails(name: str, why: str) -> None:
@@ -283,11 +308,12 @@ def run_job(job: Job, connect: Connect, tell: Notify, watch: Watch | None = None
     notify(f"experiment {terms.hash}{', from where it was' if resumes else ''}")
     if resumes:
         known = [Held(**one) for one in json.loads((out / SITES).read_text())]
-        unknown = [one.name for one in known if one.name not in job.sites]
+        unknown = [one.name for one in known if one.name not in roster()]
         if unknown:
-            raise ValueError(f"{out} was started with {unknown[0]}: add its key")
+            notify(f"{out} was started with {unknown[0]}, which has no key: it goes on without")
     else:
-        known = hear(logged, sorted(job.sites), terms, notify, fails, job.wait, job.at_least)
+        hearing = Hearing(logged, roster, terms, notify, fails)
+        known = hear(hearing, job.wait, job.at_least)
     names = [one.name for one in known]
     if log is not None:
         costs = partial(_epsilon, terms, {one.name: one.size for one in known})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,13 +14,11 @@ from typing import Any
 import torch
 
 from fedlens.algorithm import Algorithm
-from fedlens.algorithm.secure import FEWEST, enough
 from fedlens.config.experiment import NUM_CLIENTS, Clients, Experiment, Named, as_plain
 from fedlens.config.options import check, names_as_data, refuse_unknown, types_of
-from fedlens.config.sections import Aggregation, Privacy, demand
+from fedlens.config.sections import Privacy, demand
 from fedlens.core.federation import Dataset, Examples
 from fedlens.data.partitions import natural_column
-from fedlens.fleet.keys import fingerprint
 from fedlens.runs.run import epochs_without_effect
 from fedlens.setup.algorithm import make_algorithm
 from fedlens.setup.network import normalisation
@@ -31,8 +29,8 @@ from fedlens.version import __version__
 logger = logging.getLogger(__name__)
 
 NOT_TOLD = (
-    *("attack", "dataset", "device", "evaluate", "faults", "normalise", "stop", "weights"),
-    "weights_sha256",
+    *("attack", "dataset", "device", "evaluate", "faults", "normalise", "reporting", "stop"),
+    *("weights", "weights_sha256"),
 )
 """The keys of an experiment that only the server uses. Sites take all others, and no more."""
 TOLD = {f.name: f for f in fields(Experiment) if f.name not in NOT_TOLD}
@@ -64,25 +62,6 @@ class Content:
     fedlens: str  # the version
     experiment: dict[str, Any]
     data: Images
-    sites: dict[str, str] = field(default_factory=dict)  # with secure sums: public keys, by name
-
-    def __post_init__(self) -> None:
-        if self.secure and len(self.sites) < FEWEST:
-            raise ValueError(
-                f"secure sums need the keys of {FEWEST} sites, and here are {len(self.sites)}: "
-                "start the server by `fedlens fleet serve`, with a *.pub of each"
-            )
-        if not self.secure and self.sites:
-            raise ValueError("only secure sums need the keys of sites: leave them out")
-        for key in self.sites.values():
-            fingerprint(key)  # or a ValueError
-        if len(set(self.sites.values())) < len(self.sites):
-            raise ValueError("two sites have the same key: get the key of each from itself")
-
-    @property
-    def secure(self) -> bool:
-        given = self.experiment.get("aggregation")
-        return isinstance(given, dict) and given.get("secure") is True
 
     @property
     def text(self) -> str:
@@ -104,17 +83,11 @@ class Terms:
         object.__setattr__(self, "content", _content_of(self.text))
 
     @classmethod
-    def of(
-        cls, experiment: Experiment, dataset: Dataset, sites: Mapping[str, str] | None = None
-    ) -> Terms:
-        """`sites` are the public keys of all sites by name, which only secure sums need."""
+    def of(cls, experiment: Experiment, dataset: Dataset) -> Terms:
         check_possible(experiment)
         mean, std = normalisation(experiment, dataset)
         images = Images(tuple(dataset.classes), dataset.shape, mean, std)
-        told = _told(experiment.plain())
-        given = experiment.aggregation
-        whom = dict(sites or {}) if given is not None and given.secure else {}
-        return cls(Content(__version__, told, images, whom).text)
+        return cls(Content(__version__, _told(experiment.plain()), images).text)
 
     @cached_property
     def hash(self) -> str:
@@ -144,15 +117,6 @@ class Terms:
         return found
 
     @property
-    def sums(self) -> Aggregation | None:
-        """The sums that hide the updates of single sites, if they do."""
-        given = self.content.experiment.get("aggregation")
-        found: Aggregation | None = None
-        if self.content.secure:
-            found = check(given, Aggregation, "aggregation")
-        return found
-
-    @property
     def holds_out(self) -> bool:
         """Whether models are tested on examples of the sites."""
         return bool(self.content.experiment["clients"]["holdout"])
@@ -169,8 +133,7 @@ class Terms:
         dataset = Dataset("the site's", examples, none, data.classes, data.mean, data.std)
         tables = dict(self.content.experiment)
         share = tables["clients"]["per_round"]
-        # Without sums it does not matter to the training of one client how many others there are.
-        count = share if isinstance(share, int) else len(self.content.sites) or 1
+        count = share if isinstance(share, int) else 1
         clients = Clients(**tables.pop("clients"), count=count, partition=Named("iid"))
         made = Experiment(dataset=dataset, clients=clients, **tables)
         _check_complete(self.content.experiment, made.plain())
@@ -190,7 +153,6 @@ class Terms:
             f"training:  {self.rounds} rounds, {work} of each: {to_value(local[work])}, batches of "
             f"{local['batch_size']}, lr {to_value(local['lr'])}",
             f"code of its own: {', '.join(self.own_code) or 'none'}",
-            *self._whom(),
             f"by Fedlens {self.content.fedlens}",
             "all of it:",
         ]
@@ -198,38 +160,12 @@ class Terms:
         lines += [f"  {key} = {to_value(value)}" for key, value in everything.items()]
         return [*map(printable, lines)]
 
-    def _whom(self) -> list[str]:
-        """With whom the updates of a site are added up, if they are."""
-        if self.sums is None:
-            return []
-        each = (f"{name} {fingerprint(key)}" for name, key in sorted(self.content.sites.items()))
-        return [
-            "sums with: the sites of these keys; a key that is the server's own hides nothing:",
-            *(f"  {one}" for one in each),
-        ]
-
-    @property
-    def fewest(self) -> int:
-        """How many sites a sum has at least."""
-        assert self.sums is not None
-        return max(enough(self.sums.threshold, self.cohort), FEWEST)
-
-    @property
-    def cohort(self) -> int:
-        """How many sites are asked in a round of secure sums."""
-        clients = self.content.experiment["clients"]
-        return Clients(**clients, count=len(self.content.sites)).cohort
-
     @property
     def guarantee(self) -> str:
         """What protects the updates of a site from those who see them, in words."""
-        found, given = [], self.privacy
-        if self.sums is not None:
-            whose = f"{self.fewest} sites or more"
-            found.append(f"secure sums: the server sees the sum of what {whose} send, and no part")
-        if given is not None:
-            found.append(f"privacy of each {given.unit}: noise {given.noise}, drawn at the site")
-        return "; ".join(found) or "none: the server sees each update as it is"
+        if self.privacy is None:
+            return "none: the server sees each update as it is"
+        return f"privacy of each {self.privacy.unit}: noise {self.privacy.noise}, drawn at the site"
 
     def effects(self) -> list[str]:
         """What the experiment means for the site's data, line by line.
@@ -298,7 +234,6 @@ def _content_of(text: str) -> Content:
         parts = {key: check(part, hints[key], key) for key, part in given.items()}
     if parts.get("privacy") is not None:
         check_private(parts["privacy"])
-    check_sums(parts.get("aggregation"))
     used = {key: as_plain(part) for key, part in parts.items()}
     refuse_unknown(given["clients"], TOLD_OF_CLIENTS, "clients.")
     _check_complete(given, used)
@@ -381,7 +316,10 @@ def check_possible(experiment: Experiment) -> None:
         check_private(experiment.privacy)
         if experiment.privacy.ledger is not None:
             raise ValueError("sites keep their own ledgers: leave privacy.ledger out")
-    check_sums(experiment.aggregation)
+    if experiment.aggregation is not None and experiment.aggregation.secure:
+        raise ValueError(
+            "a fleet has no secure sums yet: leave aggregation.secure out, or simulate"
+        )
     if experiment.attack is not None:
         raise ValueError("sites of a fleet do not attack: leave attack out, or simulate")
     if experiment.engine == "stacked":
@@ -389,11 +327,6 @@ def check_possible(experiment: Experiment) -> None:
     algorithm = make_algorithm(_of_some(experiment))
     if algorithm.pace is not None:
         raise ValueError("a fleet runs in rounds: leave asynchronous algorithms out")
-    if experiment.aggregation is not None and algorithm.select.replacement:
-        raise ValueError(
-            "a sum hides sites, and this algorithm may draw one site several times in a round: "
-            "leave aggregation.secure out, or choose another algorithm"
-        )
     if not algorithm.draw.by_client:
         raise ValueError(
             "what a client draws depends on the others: leave out the algorithm that draws so"
@@ -403,13 +336,6 @@ def check_possible(experiment: Experiment) -> None:
         raise ValueError(
             f"clients.per_round is {share:g}, and a site may be drawn several times in a round: "
             "give a number of clients, so that sites know how often at most"
-        )
-
-
-def check_sums(given: Aggregation | None) -> None:
-    if given is not None and given.secure == "simulated":
-        raise ValueError(
-            'aggregation.secure is "simulated", which hides nothing: for a fleet set it to true'
         )
 
 

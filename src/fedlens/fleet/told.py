@@ -13,12 +13,7 @@ from fedlens.fleet.log import Log
 from fedlens.fleet.policy import Policy, Refused
 from fedlens.privacy.ledger import total
 
-ASKED = {
-    "sizes": "how much it holds",
-    "train": "to train",
-    "test": "to test a model",
-    "open": "to open a sum",
-}
+ASKED = {"sizes": "how much it holds", "train": "to train", "test": "to test a model"}
 
 
 def told_of(home: Path) -> Iterator[str]:

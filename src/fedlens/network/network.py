@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from fedlens.core import Tree, tree_map
 from fedlens.network.functional import (
@@ -40,6 +40,7 @@ class Network:
     `dtype` is the dtype of stored parameters; `compute`, if given, that of multiplications.
     A parameter that does not require a gradient is frozen. If all parameters of a layer are frozen,
     so are its buffers. Frozen tensors are constants: they are neither trained nor communicated.
+    `kept` are those of a larger model whose last layers this is (`cut`).
     """
 
     def __init__(
@@ -49,10 +50,12 @@ class Network:
         std: Sequence[float] | None = None,
         dtype: torch.dtype = torch.float32,
         compute: torch.dtype | None = None,
+        kept: Tree | None = None,
     ) -> None:
         layout = Layout.of(module)
         self.module = prepare(module).to(dtype).eval()
         self._params, self._buffers, self._frozen = _tensors(self.module)
+        self._kept = kept or {}
         moving = {name: e for name, e in layout.entries.items() if name not in self._frozen}
         self.layout = replace(layout, entries=moving)
         self.mean, self.std = mean, std
@@ -100,7 +103,12 @@ class Network:
     @property
     def frozen(self) -> Tree:
         """A copy of the frozen tensors, which never change."""
-        return tree_map(torch.clone, self._frozen)
+        return tree_map(torch.clone, self._frozen | self._kept)
+
+    @property
+    def nodes(self) -> list[fx.Node]:
+        """The layers in the order of the forward pass; [] if it cannot be traced."""
+        return self._stacked.nodes if self._stacked else []
 
     @property
     def num_parameters(self) -> int:

@@ -26,6 +26,7 @@ from fedlens.config.schedules import looked_at, value_at
 from fedlens.engines.processes import num_cores
 from fedlens.runs.records import settings
 from fedlens.setup import Setup
+from fedlens.setup.network import normalisation
 from fedlens.storage.reading import Fields, demand_fields, expanded
 from fedlens.storage.run_files import (
     EXPERIMENT,
@@ -216,12 +217,12 @@ def going_on(before: Mapping[str, Any], setup: Setup, done: int, folder: Path) -
 
 def _images(setup: Setup) -> dict[str, Any]:
     """How images are prepared for the model, so that later predictions do the same."""
-    dataset, network = setup.dataset, setup.network
-    channels = dataset.shape[0]
+    dataset = setup.dataset
+    (mean, std), channels = normalisation(setup.experiment, dataset), dataset.shape[0]
     return {
         "shape": list(dataset.shape),
-        "mean": list(network.mean or [0.0] * channels),
-        "std": list(network.std or [1.0] * channels),
+        "mean": list(mean or [0.0] * channels),
+        "std": list(std or [1.0] * channels),
         "floats": dataset.train.images.is_floating_point(),
     }
 

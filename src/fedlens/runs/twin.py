@@ -32,7 +32,7 @@ from fedlens.config.experiment import Clients, Evaluate, Experiment, Named, Serv
 from fedlens.config.names import ANNEALS, LOSSES, OPTIMIZERS, SCHEDULES
 from fedlens.config.schedules import names_in, value_at
 from fedlens.core import keys
-from fedlens.core.federation import Examples, Federation, Fixed, Holdings, Lasting
+from fedlens.core.federation import Examples, Federation, Fixed, Holdings, Lasting, Pool
 from fedlens.core.trees import bytes_of
 from fedlens.data.partitions.altered import Altered
 from fedlens.data.partitions.dealing import apply_partition
@@ -109,10 +109,7 @@ def plain_training(setup: Setup, watch: Watch | None = None) -> Setup:
 
 
 def together(
-    examples: Examples,
-    num_classes: int,
-    num_clients: int,
-    rng: np.random.Generator,
+    pool: Pool,
     *,
     of: str | dict[str, Any],
     count: int | None = None,
@@ -125,11 +122,12 @@ def together(
     the split. If clients hold different examples in every round, it has all examples.
     """
     named = Named.of(of, "of")
-    held = apply_partition(named.name, named.options, examples, num_classes, count, rng)
+    examples, pool = pool.examples, pool._replace(num_clients=count or 0)
+    held = apply_partition(named.name, named.options, pool)
     if isinstance(held, Altered):
         examples, held = held.examples, held.held
     split = Fixed(held) if isinstance(held, Holdings) else held
-    federation = Federation(examples, num_classes, split)
+    federation = Federation(examples, pool.num_classes, split)
     index = _held(federation)
     if holdout:  # in the clients' order: the twin of one client equals its local model
         everyone = federation.everyone(0)

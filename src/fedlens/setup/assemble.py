@@ -53,6 +53,7 @@ from fedlens.setup.data import (
 )
 from fedlens.setup.devices import demand_memory, devices_of, engine_of, own_threads, precision_of
 from fedlens.setup.examples import protection_of_examples, with_noise_of_examples
+from fedlens.setup.features import cut_for, featured
 from fedlens.setup.network import Networks, shared_network
 from fedlens.setup.tryouts import try_algorithm, try_loss
 
@@ -76,6 +77,7 @@ class Setup:
     engine: Engine
     threads: int  # of this process, on the CPU
     clock: Clock | None = None  # with devices, faults and the rules for waiting
+    on_features: bool = False  # of the layers that are frozen, computed once, in place of images
     knows_labels: bool = True  # whether the server knows which labels clients hold
     run_id: str = field(default_factory=lambda: secrets.token_hex(8))  # for a ledger
 
@@ -206,6 +208,11 @@ def build(
         step.check(network.layout, algorithm.weigh)
     if algorithm.personal is not None:
         algorithm.personal.names(network.layout)
+    made = cut_for(experiment, network, dataset)
+    if made is not None and (beside is None or beside.on_features):
+        network = made.head
+    else:
+        made = None
     clocked = _needs_clock(experiment, algorithm)
     program = ClientProgram(algorithm, network.layout, experiment.augment, measures_norm=clocked)
     if protects_examples(experiment):
@@ -225,7 +232,15 @@ def build(
                     f"{dataset.name} has no {name} examples: leave it out of evaluate.on"
                 )
         on = [*experiment.evaluate.on, *(() if wanted is None else (SUCCESS_ON,))]
-        train, asked = _placed({**parts, SUCCESS_ON: wanted}, on, device)
+        parts = {**parts, SUCCESS_ON: wanted}
+        if made is not None:
+            parts = featured(
+                {name: part for name, part in parts.items() if name in ("train", *on)},
+                made,
+                device,
+                watch,
+            )
+        train, asked = _placed(parts, on, device)
     else:
         train, asked = beside.federation.examples, beside.parts
     federation = Federation(train, dataset.num_classes, split)
@@ -247,9 +262,10 @@ def build(
             device,
             workers,
             [*asked.values()],
-            on_disk(dataset, experiment.dataset, data),
+            on_disk(dataset, experiment.dataset, data) if made is None else None,
         ),
         threads=own_threads() if beside is None else beside.threads,
+        on_features=made is not None,
         clock=_make_clock(experiment, network, program, federation) if clocked else None,
     )
 

@@ -17,7 +17,7 @@ from fedlens.config.experiment import Experiment, Named
 from fedlens.config.names import DATASETS
 from fedlens.config.options import call, expect
 from fedlens.core import keys
-from fedlens.core.federation import Dataset, Examples, Fixed, Holdings, Split, offsets_of
+from fedlens.core.federation import Dataset, Examples, Fixed, Holdings, Pool, Split, offsets_of
 from fedlens.data.map_style import MapStyle, map_style
 from fedlens.data.partitions import natural_column
 from fedlens.data.partitions.altered import Altered
@@ -123,7 +123,8 @@ def split_examples(
     clients = experiment.clients
     named = clients.partition
     rng = np.random.default_rng([split_seed(experiment), keys.purpose("partition")])
-    made = apply_partition(named.name, named.options, train, num_classes, clients.count, rng)
+    pool = Pool(train, num_classes, clients.count or 0, rng)
+    made = apply_partition(named.name, named.options, pool)
     what = f"partition {named.name!r}"
     if isinstance(made, Altered):
         train, made = made.examples, made.held

@@ -14,7 +14,8 @@ from fedlens.core import keys
 from fedlens.core.federation import Dataset
 from fedlens.models.freeze import freeze_norms, train_last
 from fedlens.models.initial import initialise
-from fedlens.models.weights import Loaded, load_weights
+from fedlens.models.weights import IMAGENET as PACKAGED
+from fedlens.models.weights import Loaded, load_imagenet, load_weights
 from fedlens.network.layers import group_norm
 from fedlens.network.network import Network
 from fedlens.setup.devices import PRECISIONS
@@ -77,6 +78,11 @@ def normalisation(experiment: Experiment, dataset: Dataset) -> MeanAndStd:
     """The mean and the std by which each channel of an image in [0, 1] is normalised."""
     given = experiment.normalise
     if given == "dataset":
+        if experiment.weights == "imagenet":
+            raise ValueError(
+                'weights = "imagenet" were trained on images that were normalised otherwise: set '
+                'normalise = "imagenet"'
+            )
         return dataset.mean, dataset.std
     if dataset.train.images.is_floating_point():
         raise ValueError(
@@ -94,7 +100,16 @@ def normalisation(experiment: Experiment, dataset: Dataset) -> MeanAndStd:
             f'normalise is "imagenet", but the images of {dataset.name} are {shape}, and those of '
             'ImageNet have 3 channels: choose "dataset" or "none"'
         )
+    if experiment.weights == "imagenet":
+        trained = PACKAGED[model_name(experiment)]
+        return trained.mean, trained.std
     return IMAGENET
+
+
+def model_name(experiment: Experiment) -> str:
+    """The name of the model, or of the class of one that was given from Python."""
+    model = experiment.model
+    return model.name if isinstance(model, Named) else type(model).__name__
 
 
 Networks = dict[str, tuple[Network, Loaded | None]]
@@ -129,7 +144,9 @@ def make_network(experiment: Experiment, dataset: Dataset) -> tuple[Network, Loa
         )
     module = untrained(experiment, dataset.shape, outputs)
     loaded = None
-    if experiment.weights is not None:
+    if experiment.weights == "imagenet":
+        loaded = load_imagenet(module, model_name(experiment))
+    elif experiment.weights is not None:
         loaded = load_weights(module, experiment.weights, experiment.weights_sha256)
     if experiment.train_last is not None:
         train_last(module, experiment.train_last)

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedlens.config.names import PLAIN_PARTITIONS
 from fedlens.config.options import Bounds
 from fedlens.config.sections import Chance
-from fedlens.core.federation import Examples, Holdings
+from fedlens.core.federation import Examples, Holdings, Pool
 from fedlens.data.partitions.dealing import apply_partition
 
 Most = Annotated[float, Bounds(least=0)]
@@ -35,10 +35,7 @@ class Altered:
 
 
 def noisy_labels(
-    examples: Examples,
-    num_classes: int,
-    num_clients: int | None,
-    rng: np.random.Generator,
+    pool: Pool,
     *,
     of: str | dict[str, Any] = "iid",
     low: Chance = 0.0,
@@ -51,9 +48,10 @@ def noisy_labels(
     """
     if low > high:
         raise ValueError(f"low is {low} and high {high}: choose a low of no more than high")
+    examples, num_classes, _, rng = pool
     if num_classes < 2:
         raise ValueError("one class leaves no wrong label: choose another partition")
-    held = _inner(examples, num_classes, num_clients, rng, of)
+    held = _inner(pool, of)
     share = rng.uniform(low, high, len(held))[held.owners.numpy()]  # [n]
     wrong = rng.random(len(share)) < share
     shift = np.where(wrong, rng.integers(1, num_classes, len(share)), 0)
@@ -63,10 +61,7 @@ def noisy_labels(
 
 
 def shifted(
-    examples: Examples,
-    num_classes: int,
-    num_clients: int | None,
-    rng: np.random.Generator,
+    pool: Pool,
     *,
     of: str | dict[str, Any] = "iid",
     rotation: Most = 0.0,
@@ -79,10 +74,11 @@ def shifted(
     Gaussian blur up to `blur` pixels, and the standard deviation of white noise up to `noise`,
     where images run from 0 to 1.
     """
+    examples, rng = pool.examples, pool.rng
     side = max(examples.images.shape[2:])
     if blur > side:
         raise ValueError(f"blur is {blur:g}: choose no more than {side}, the side of an image")
-    held = _inner(examples, num_classes, num_clients, rng, of)
+    held = _inner(pool, of)
     angles, widths, levels = rng.uniform(
         (-rotation, 0, 0), (rotation, blur, noise), (len(held), 3)
     ).T
@@ -104,19 +100,13 @@ def shifted(
     return Altered(replace(examples, images=images, rows=None), held)
 
 
-def _inner(
-    examples: Examples,
-    num_classes: int,
-    num_clients: int | None,
-    rng: np.random.Generator,
-    of: str | Mapping[str, Any],
-) -> Holdings:
+def _inner(pool: Pool, of: str | Mapping[str, Any]) -> Holdings:
     """The holdings from the partition `of`, which is a name or a table with a name."""
     table = {"name": of} if isinstance(of, str) else dict(of)
     name = table.pop("name", None)
     if not isinstance(name, str):
         raise ValueError(f"of is {of!r}: give the name of a partition, or a table with a name")
-    made = apply_partition(name, table, examples, num_classes, num_clients, rng, PLAIN_PARTITIONS)
+    made = apply_partition(name, table, pool, PLAIN_PARTITIONS)
     if not isinstance(made, Holdings):
         raise ValueError(
             f"of is {name!r}, which does not simply give each example to one client for good: "

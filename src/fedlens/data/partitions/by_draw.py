@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedlens.config.sections import Count, WholeNumber
 from fedlens.core import keys
-from fedlens.core.federation import AT_ONCE, Examples, Holdings, Lasting, offsets_of
+from fedlens.core.federation import AT_ONCE, Holdings, Lasting, Pool, offsets_of
 from fedlens.data.partitions.dealing import labels_of
 
 MOST_CLIENTS = 10**9
@@ -84,10 +83,7 @@ class Drawn(Lasting):
 
 
 def fresh(
-    examples: Examples,
-    num_classes: int,
-    num_clients: int,
-    rng: np.random.Generator,
+    pool: Pool,
     *,
     per_class: Count | None = None,
     low: WholeNumber | None = None,
@@ -98,7 +94,8 @@ def fresh(
     Of each class it draws `per_class`, or a number between `low` and `high`, each as likely. Two
     clients may draw the same example.
     """
-    labels = torch.from_numpy(labels_of(examples, 1))
+    # Several clients may hold an example, so there may be more of them.
+    labels = torch.from_numpy(labels_of(pool._replace(num_clients=1)))
     if per_class is not None and low is None and high is None:
         low = high = per_class
     elif per_class is not None or low is None or high is None:
@@ -108,8 +105,8 @@ def fresh(
         )
     if low > high:
         raise ValueError(f"low is {low} and high {high}: choose a low of no more than high")
-    if num_clients > MOST_CLIENTS:
-        raise ValueError(f"clients.count is {num_clients:,}: choose at most {MOST_CLIENTS:,}")
+    if pool.num_clients > MOST_CLIENTS:
+        raise ValueError(f"clients.count is {pool.num_clients:,}: choose at most {MOST_CLIENTS:,}")
     available = torch.bincount(labels)
     present = available[available > 0]
     if int(present.min()) < high:
@@ -118,15 +115,12 @@ def fresh(
             f"class {label} has {int(present.min())} examples, but a client may draw {high} "
             "of each: choose fewer"
         )
-    key = keys.root(int(rng.integers(2**63)))
-    return Fresh(num_clients, labels.argsort(stable=True), present, low, high, key)
+    key = keys.root(int(pool.rng.integers(2**63)))
+    return Fresh(pool.num_clients, labels.argsort(stable=True), present, low, high, key)
 
 
 def drawn(
-    examples: Examples,
-    num_classes: int,
-    num_clients: int,
-    rng: np.random.Generator,
+    pool: Pool,
     *,
     per_class: Count | None = None,
     low: WholeNumber | None = None,
@@ -139,7 +133,7 @@ def drawn(
     with the clients.
     """
     options = {"per_class": per_class, "low": low, "high": high}
-    return Drawn(fresh(examples, num_classes, num_clients, rng, **options))
+    return Drawn(fresh(pool, **options))
 
 
 def _distinct(key: Tensor, available: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:

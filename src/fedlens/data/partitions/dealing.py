@@ -19,7 +19,7 @@ import torch
 from fedlens.config.names import PARTITIONS
 from fedlens.config.options import Bounds, ByName, call, resolve
 from fedlens.config.sections import Count
-from fedlens.core.federation import Examples, Holdings
+from fedlens.core.federation import Holdings, Pool
 
 Array = np.ndarray[Any, Any]
 
@@ -33,34 +33,27 @@ Proportion = Annotated[float, Bounds(above=0)]
 def apply_partition(
     name: str,
     given: Mapping[str, Any],
-    examples: Examples,
-    num_classes: int,
-    num_clients: int | None,
-    rng: np.random.Generator,
+    pool: Pool,
     table: ByName = PARTITIONS,
 ) -> Any:
     """Apply the partition called `name`, from `table` or the user's own code, to examples."""
-    function = table.find(name)
+    function, examples = table.find(name), pool.examples
     options = resolve(table.options(name), given, f"partition {name!r}")
     if examples.rows is not None and not function.__module__.startswith("fedlens."):
         # A user's function reads `images` directly and expects one image per example.
-        examples = replace(examples, images=examples.read(slice(None)), rows=None)
-    return call(function, examples, num_classes, num_clients, rng, options=options)
+        whole = replace(examples, images=examples.read(slice(None)), rows=None)
+        pool = pool._replace(examples=whole)
+    return call(function, pool, options=options)
 
 
-def iid(
-    examples: Examples, num_classes: int, num_clients: int, rng: np.random.Generator
-) -> Holdings:
+def iid(pool: Pool) -> Holdings:
     """Examples shuffled and dealt one by one: sizes differ by at most one."""
-    num_examples = len(labels_of(examples, num_clients))
-    return holdings(rng.permutation(num_examples) % num_clients, num_clients)
+    order = pool.rng.permutation(len(labels_of(pool)))
+    return holdings(order % pool.num_clients, pool.num_clients)
 
 
 def proportions(
-    examples: Examples,
-    num_classes: int,
-    num_clients: int,
-    rng: np.random.Generator,
+    pool: Pool,
     *,
     sizes: Literal["homogeneous", "low", "high"] | list[Proportion] = "homogeneous",
     mode: Literal["renormalise", "truncate"] = "renormalise",
@@ -79,7 +72,7 @@ def proportions(
     are rounded down. `stored` cuts slices from the stored order, as that code does; `shuffled`
     shuffles first.
     """
-    num_examples = len(labels_of(examples, num_clients))
+    num_examples, num_clients, rng = len(labels_of(pool)), pool.num_clients, pool.rng
     listed = _proportions(sizes, num_clients)
     chosen = listed[:num_clients]
     if mode == "truncate":
@@ -97,19 +90,12 @@ def proportions(
     return holdings(rng.permutation(owner) if order == "shuffled" else owner, num_clients)
 
 
-def quantity_dirichlet(
-    examples: Examples,
-    num_classes: int,
-    num_clients: int,
-    rng: np.random.Generator,
-    *,
-    alpha: Alpha,
-) -> Holdings:
+def quantity_dirichlet(pool: Pool, *, alpha: Alpha) -> Holdings:
     """Sizes ~ Dir(alpha), whatever the classes: small alphas give most examples to a few clients.
 
     Every client has at least one. With alpha = 0 one client has all others, with inf all are equal.
     """
-    num_examples = len(labels_of(examples, num_clients))
+    num_examples, num_clients, rng = len(labels_of(pool)), pool.num_clients, pool.rng
     if alpha == math.inf:
         shares = np.ones(num_clients)
     else:
@@ -118,16 +104,9 @@ def quantity_dirichlet(
     return _shuffled(_sizes(num_examples, shares), rng)
 
 
-def power_law(
-    examples: Examples,
-    num_classes: int,
-    num_clients: int,
-    rng: np.random.Generator,
-    *,
-    exponent: Annotated[float, Bounds(least=0)],
-) -> Holdings:
+def power_law(pool: Pool, *, exponent: Annotated[float, Bounds(least=0)]) -> Holdings:
     """Client k, from 1, has a size in proportion to k to the power of -exponent, at least one."""
-    num_examples = len(labels_of(examples, num_clients))
+    num_examples, num_clients, rng = len(labels_of(pool)), pool.num_clients, pool.rng
     shares = np.exp(-exponent * np.log(np.arange(1.0, num_clients + 1)))
     return _shuffled(_sizes(num_examples, shares), rng)
 
@@ -159,20 +138,13 @@ def _proportions(sizes: str | list[float], num_clients: int) -> Array:
     return np.array(sizes, dtype=np.float64)
 
 
-def shards(
-    examples: Examples,
-    num_classes: int,
-    num_clients: int,
-    rng: np.random.Generator,
-    *,
-    per_client: Count = 2,
-) -> Holdings:
+def shards(pool: Pool, *, per_client: Count = 2) -> Holdings:
     """Sorted by label and cut into equal shards, `per_client` to a client at random (McMahan).
 
     A client's shards may be of the same class, and a shard may span two classes; `classes` gives
     each client distinct ones. Shards differ by at most one example.
     """
-    labels = labels_of(examples, num_clients)
+    labels, num_clients, rng = labels_of(pool), pool.num_clients, pool.rng
     num_shards = num_clients * per_client
     if num_shards > len(labels):
         raise ValueError(
@@ -185,21 +157,14 @@ def shards(
     return holdings(owner, num_clients)
 
 
-def classes(
-    examples: Examples,
-    num_classes: int,
-    num_clients: int,
-    rng: np.random.Generator,
-    *,
-    per_client: Count,
-) -> Holdings:
+def classes(pool: Pool, *, per_client: Count) -> Holdings:
     """Exactly `per_client` distinct classes at each client, at random.
 
     All classes have the same number of holders, give or take one; but a class never has more
     holders than examples. It is divided equally among them. When clients are so few that they
     cannot hold every class, the examples of the others are left out.
     """
-    labels = labels_of(examples, num_clients)
+    labels, num_clients, rng = labels_of(pool), pool.num_clients, pool.rng
     present, labels, available = np.unique(labels, return_inverse=True, return_counts=True)
     if per_client > len(present):
         raise ValueError(
@@ -250,15 +215,7 @@ def _deal_classes(
     return rng.permutation(held)
 
 
-def dirichlet(
-    examples: Examples,
-    num_classes: int,
-    num_clients: int,
-    rng: np.random.Generator,
-    *,
-    alpha: Alpha,
-    size: Count | None = None,
-) -> Holdings:
+def dirichlet(pool: Pool, *, alpha: Alpha, size: Count | None = None) -> Holdings:
     """Clients of equal size with class shares ~ Dir(alpha p), p the data's own (Hsu).
 
     A client's counts are its size times its shares, rounded by largest remainder. A class that
@@ -267,7 +224,7 @@ def dirichlet(
     with alpha = inf every client has the data's own shares. With a `size` each client holds that
     many examples, and nobody the others.
     """
-    labels = labels_of(examples, num_clients)
+    labels, num_clients, rng = labels_of(pool), pool.num_clients, pool.rng
     if alpha == math.inf and size is None:
         return evenly(labels, num_clients, rng)
     _, labels, available = np.unique(labels, return_inverse=True, return_counts=True)
@@ -293,22 +250,14 @@ def dirichlet(
     return holdings(owner, num_clients)
 
 
-def dirichlet_per_class(
-    examples: Examples,
-    num_classes: int,
-    num_clients: int,
-    rng: np.random.Generator,
-    *,
-    alpha: Alpha,
-    min_size: Count = 1,
-) -> Holdings:
+def dirichlet_per_class(pool: Pool, *, alpha: Alpha, min_size: Count = 1) -> Holdings:
     """Each class cut among the clients by shares ~ Dir(alpha), as in NIID-Bench and Flower.
 
     Sizes differ. Clients with fewer than `min_size` examples are filled up with examples of the
     largest clients, which come down to one level; nothing is drawn again. With alpha = 0 a class
     is at one client, before filling up; with alpha = inf every client has the data's own shares.
     """
-    labels = labels_of(examples, num_clients)
+    labels, num_clients, rng = labels_of(pool), pool.num_clients, pool.rng
     if min_size * num_clients > len(labels):
         raise ValueError(
             f"{len(labels)} examples are too few for {num_clients} clients of at least "
@@ -370,14 +319,14 @@ def _filled_up(owner: Array, num_clients: int, min_size: int) -> Array:  # [N]
     return owner
 
 
-def labels_of(examples: Examples, num_clients: int) -> Array:  # [N]
+def labels_of(pool: Pool) -> Array:  # [N]
     """The labels; a ValueError if there are fewer than clients."""
-    labels: Array = examples.labels.cpu().numpy()
+    labels: Array = pool.examples.labels.cpu().numpy()
     if not len(labels):
         raise ValueError("there are no training examples: give the data set some")
-    if num_clients > len(labels):
+    if pool.num_clients > len(labels):
         raise ValueError(
-            f"{num_clients} clients but {len(labels)} examples: "
+            f"{pool.num_clients} clients but {len(labels)} examples: "
             "choose no more clients than there are examples"
         )
     return labels

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedlens.config.options import did_you_mean
 from fedlens.config.sections import Count
-from fedlens.core.federation import Examples, Holdings
+from fedlens.core.federation import Examples, Holdings, Pool
 from fedlens.data import s2 as cells
 from fedlens.data.class_names import rank
 from fedlens.data.partitions.dealing import NOBODY, Array, holdings
@@ -17,42 +17,27 @@ from fedlens.storage.reading import csv_table, expanded
 HEADER = ("user_id", "image_id", "class")  # of a published file
 
 
-def natural(
-    examples: Examples,
-    num_classes: int,
-    num_clients: int | None,
-    rng: np.random.Generator,
-    *,
-    column: str | None = None,
-) -> Holdings:
+def natural(pool: Pool, *, column: str | None = None) -> Holdings:
     """A client for each value of a column: the writer, the user, the camera."""
     if column is None:
-        known = ", ".join(sorted(examples.columns))
+        known = ", ".join(sorted(pool.examples.columns))
         remedy = (
             f"set column to one of {known}" if known else "the data have none, so choose another"
         )
         raise ValueError(f"partition 'natural' needs the column that names clients: {remedy}")
-    values, owner = np.unique(column_of(examples, column), return_inverse=True)
+    values, owner = np.unique(column_of(pool.examples, column), return_inverse=True)
     names = tuple(map(str, values.tolist()))
     return replace(holdings(owner, len(values)), names=names)
 
 
-def s2(
-    examples: Examples,
-    num_classes: int,
-    num_clients: int | None,
-    rng: np.random.Generator,
-    *,
-    n_max: Count,
-    lat: str = "lat",
-    lon: str = "lon",
-) -> Holdings:
+def s2(pool: Pool, *, n_max: Count, lat: str = "lat", lon: str = "lon") -> Holdings:
     """A client for each S2 cell, cut in four until none holds more than `n_max` (Hsu et al.).
 
     Cells with fewer than 0.01 `n_max` examples are left out, and so are examples without a place
     (not a number). A client is named by the token of its cell.
     """
-    names, owner = cells.clients(_degrees(examples, lat, 90), _degrees(examples, lon, 180), n_max)
+    places = _degrees(pool.examples, lat, 90), _degrees(pool.examples, lon, 180)
+    names, owner = cells.clients(*places, n_max)
     return replace(holdings(owner, len(names)), names=tuple(names))
 
 
@@ -77,21 +62,14 @@ def column_of(examples: Examples, name: str) -> Array:  # [N]
     return column
 
 
-def published(
-    examples: Examples,
-    num_classes: int,
-    num_clients: int | None,
-    rng: np.random.Generator,
-    *,
-    path: str,
-) -> Holdings:
+def published(pool: Pool, *, path: str) -> Holdings:
     """The clients of a published split: a csv file, gzipped or not, of user_id, image_id, class.
 
     An image is named by its position among the training examples in their published order, or,
     where these have a column image_id, by that. Its class must be that of the example. Examples
     that the file does not name are at no client.
     """
-    file = expanded(path)
+    file, examples = expanded(path), pool.examples
     rows = csv_table(file, HEADER, "set path to a csv or csv.gz")
     position = _positions(examples)
     labels = examples.labels.tolist()

@@ -7,10 +7,8 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any, Literal
 
-import numpy as np
-
 from fedlens.config.experiment import Clients, Experiment, LocalTraining, Named
-from fedlens.core.federation import Examples, Holdings
+from fedlens.core.federation import Examples, Holdings, Pool
 from fedlens.data.augment import Augment
 from fedlens.data.partitions.dealing import proportions
 from fedlens.recipes import samples as of
@@ -36,18 +34,12 @@ def sizes(how: Sizes, mode: Literal["truncate", "renormalise"] = "renormalise") 
     return Named("proportions", {"sizes": how, "mode": mode, "order": "stored"})
 
 
-def equal_part(
-    examples: Examples,
-    num_classes: int,
-    num_clients: int,
-    rng: np.random.Generator,
-    *,
-    share: float,
-) -> Holdings:
+def equal_part(pool: Pool, *, share: float) -> Holdings:
     """Equal clients that together hold only a share of the examples."""
+    examples = pool.examples
     count = int(len(examples) * share)
     first = Examples(examples.images[:count], examples.labels[:count])
-    return proportions(first, num_classes, num_clients, rng, order="stored")
+    return proportions(pool._replace(examples=first), order="stored")
 
 
 EQUAL_PART = f"{__name__}:equal_part"
