@@ -43,7 +43,6 @@ from fedlens.config.sections import (
     Name,
     OrTable,
     Reporting,
-    Table,
     WholeNumber,
     check_fields,
     demand,
@@ -137,20 +136,20 @@ class Experiment:
     local: OrTable[LocalTraining] = default(LocalTraining())
     server: OrTable[Server] = default(Server())
     evaluate: OrTable[Evaluate] = default(Evaluate())
-    stop: Given[Stop | Table | None, Stop | None] = default(None)
+    stop: OrTable[Stop | None] = default(None)
     """when the run is over before its last round: see [schedules.md](schedules.md#stopping)"""
     algorithm: Annotated[
         Given[Name | Amendment | Sequence[Name | Amendment], tuple[Named, ...]], ALGORITHMS
     ] = default(())
     """what differs from FedAvg, applied in this order; a single name stands for a list of one"""
-    faults: Given[Faults | Table | None, Faults | None] = default(None)
+    faults: OrTable[Faults | None] = default(None)
     """what clients do wrong, and how often: see [faults.md](faults.md#faults)"""
-    reporting: Given[Reporting | Table | None, Reporting | None] = default(None)
+    reporting: OrTable[Reporting | None] = default(None)
     """whom the server waits for, how long, and what it takes: see
     [faults.md](faults.md#reporting)"""
-    privacy: Given[Privacy | Table | None, Privacy | None] = default(None)
+    privacy: OrTable[Privacy | None] = default(None)
     """differential privacy: see [privacy.md](privacy.md#in-an-experiment)"""
-    aggregation: Given[Aggregation | Table | None, Aggregation | None] = default(None)
+    aggregation: OrTable[Aggregation | None] = default(None)
     """sums that hide single updates: see [secure.md](secure.md)"""
     attack: Annotated[Given[Name | None, Named | None], ATTACKS] = default(None)
     """what some clients do to harm the others: see [attacks.md](attacks.md)"""

@@ -23,13 +23,17 @@ CHUNK = 1024  # images counted at a time, to limit memory use
 
 
 def examples(
-    pixels: Pixels, labels: Column, columns: Mapping[str, Column] | None = None
+    pixels: Pixels,
+    labels: Column,
+    columns: Mapping[str, Column] | None = None,
+    some: slice | Column = slice(None),
 ) -> Examples:
-    """Examples of pixels [N, H, W] or [N, H, W, channels], which stay stored channels-last."""
-    stored = np.require(pixels, requirements=["C", "W"])
+    """Some examples of pixels [N, H, W] or [N, H, W, channels], which stay channels-last."""
+    stored = np.require(pixels[some], requirements=["C", "W"])
     channels = pixels.shape[3] if pixels.ndim == 4 else 1
-    images = torch.from_numpy(stored.reshape(*pixels.shape[:3], channels)).permute(0, 3, 1, 2)
-    return Examples(images, torch.from_numpy(labels.astype(np.int64)), columns or {})
+    images = torch.from_numpy(stored.reshape(*stored.shape[:3], channels)).permute(0, 3, 1, 2)
+    kept = {name: column[some] for name, column in (columns or {}).items()}
+    return Examples(images, torch.from_numpy(labels[some].astype(np.int64)), kept)
 
 
 def demand_labels(labels: Column, where: str) -> None:

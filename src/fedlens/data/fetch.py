@@ -17,7 +17,7 @@ from fedlens.config.options import did_you_mean
 from fedlens.data import store
 from fedlens.data.curation import SETS
 from fedlens.data.folders import tiny_imagenet_contents
-from fedlens.data.places import PLACED, Source, not_here, put_in_place, roots, to_be_placed
+from fedlens.data.places import PLACED, Counted, Source, not_here, put_in_place, roots, to_be_placed
 from fedlens.data.published import (
     MINI,
     MINI_CONTENTS,
@@ -35,9 +35,6 @@ from fedlens.storage.reading import BadFile, digest_of, reading
 
 ATTEMPTS = 4  # consecutive attempts without progress
 
-Progress = Callable[[int, int | None], None]
-"""A progress callback, called with the bytes received so far and the total."""
-
 
 class Row(NamedTuple):
     """A row of the list of named sets: its name, its folder if it is here, its contents."""
@@ -52,12 +49,13 @@ def get(
     dest: Path,
     *,
     base_url: str | None = None,
-    progress: Progress | None = None,
+    progress: Counted | None = None,
     wait: float = 1.0,
 ) -> Path:
     """Download a set into `dest`, and return the folder of its files.
 
-    Files that are present and correct are kept, and an incomplete download is resumed. `base_url`
+    Files that are present and correct are kept, and an incomplete download is resumed. `progress`
+    is called with the bytes received so far, and all there are. `base_url`
     (or the variable FEDLENS_MIRROR) replaces the official addresses: the files are there, or there
     in a folder named like the set. After a lost connection it waits `wait` seconds, then twice as
     long.

@@ -47,10 +47,7 @@ def omniglot(source: Source, *, test_share: float = 0.2) -> Dataset:
     columns = {"drawer": people, "alphabet": alphabet}
     ids = [f"{label}/{person}" for label, person in zip(labels.tolist(), people, strict=True)]
     test = np.array(held_out(ids, labels.tolist(), test_share, None, place))
-    train, tests = (
-        examples(pixels[part], labels[part], {k: c[part] for k, c in columns.items()})
-        for part in (~test, test)
-    )
+    train, tests = (examples(pixels, labels, columns, part) for part in (~test, test))
     classes = _characters(labels, alphabet)
     return Dataset("omniglot", train, tests, classes, *mean_and_std(train.images))
 

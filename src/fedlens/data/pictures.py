@@ -125,13 +125,12 @@ def dataset(
         lost = {one.path for one in broken}
         sound = [i for i, file in enumerate(files) if file not in lost]
         found, pixels = found.take(sound), pixels[sound]
-    made, first = {}, 0
+    made, first, labels = {}, 0, np.asarray(found.labels, np.int64)
     for part in there:
-        some = found.of(part)
-        if not some.names:
+        end = first + list(found.parts).count(part)
+        if first == end:
             refuse(broken, f"no {'training' if part == 'train' else part} image is left")
-        labels, end = np.asarray(some.labels, np.int64), first + len(some.names)
-        made[part] = examples(pixels[first:end], labels, some.columns)
+        made[part] = examples(pixels, labels, found.columns, slice(first, end))
         first = end
     for line in one_class_twice(found.classes):
         logger.warning("%s: %s", found.name, line)

@@ -66,7 +66,7 @@ def prepare(
         remove_leftovers(store)
         _keep_listing(store, listed, size)
         whole = manifest(store)
-        if whole is not None and _sha256(store / "images.u8") == whole["sha256"]:
+        if whole is not None and _holds(store, whole):
             _tidy(store)
             return whole
         (store / "manifest.json").unlink(missing_ok=True)
@@ -99,7 +99,7 @@ def state(store: Path) -> str:
         return "damaged"
     if about is None:
         return "missing"
-    return "ok" if _sha256(store / "images.u8") == about["sha256"] else "damaged"
+    return "ok" if _holds(store, about) else "damaged"
 
 
 def dataset(store: Path) -> Dataset:
@@ -116,15 +116,11 @@ def dataset(store: Path) -> Dataset:
         # Copy-on-write: torch requires writable memory, and writes must not reach the file.
         pixels = np.memmap(store / "images.u8", np.uint8, "c", shape=shape)
         prefix = "column_"
-        columns = {k.removeprefix(prefix): c for k, c in arrays.items() if k.startswith(prefix)}
-        columns["image_id"] = arrays["ids"]
+        known = {k.removeprefix(prefix): c for k, c in arrays.items() if k.startswith(prefix)}
+        columns = {name: c[kept] for name, c in known.items()} | {"image_id": arrays["ids"][kept]}
         num_train = int((kept < int(arrays["num_train"])).sum())
         train, test = (
-            examples(
-                pixels[part],
-                arrays["labels"][kept[part]],
-                {name: column[kept[part]] for name, column in columns.items()},
-            )
+            examples(pixels, arrays["labels"][kept], columns, part)
             for part in (slice(num_train), slice(num_train, None))
         )
         classes = tuple(map(str, arrays["classes"]))
@@ -308,5 +304,7 @@ def _tidy(store: Path) -> None:
         (store / name).unlink(missing_ok=True)
 
 
-def _sha256(file: Path) -> str | None:
-    return digest_of(file) if file.is_file() else None
+def _holds(store: Path, about: Mapping[str, Any]) -> bool:
+    """Whether the pixels are those that a manifest describes."""
+    file = store / "images.u8"
+    return file.is_file() and digest_of(file) == about["sha256"]
