@@ -11,7 +11,7 @@ import torch
 
 from fedlens.config.consent import importable
 from fedlens.config.own_code import place_of_error
-from fedlens.engines.driver import Driver
+from fedlens.engines.messages import Driver
 
 
 @pytest.fixture

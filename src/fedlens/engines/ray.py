@@ -23,8 +23,7 @@ from fedlens.core import Tree
 from fedlens.core.federation import Examples
 from fedlens.core.trees import map_tensors
 from fedlens.engines.cluster import HeadLost, alive_nodes, check_head, connect, first_line, gpus
-from fedlens.engines.driver import Driver
-from fedlens.engines.messages import Message, arrays_of, pack, unpack
+from fedlens.engines.messages import Driver, Message, arrays_of, pack, unpack
 from fedlens.engines.trainer import Result, Task, TorchSettings, Trainer
 from fedlens.engines.workers import TRIES, Sizes, WorkerEngine
 from fedlens.network.network import Network

@@ -21,7 +21,7 @@ from fedlens.config.names import OUTCOMES, REPORTED
 from fedlens.core import Plan, Tree, keys
 from fedlens.core.federation import Federation, Holdings
 from fedlens.rounds.devices import alike
-from fedlens.rounds.reports import PAUSE, REJECTED, Clock, End, Reporting
+from fedlens.rounds.reports import PAUSE, REJECTED, Clock, Reporting
 
 MOST_ATTEMPTS = 1000  # to get reports, in one round
 MOST_ALIKE = 3  # attempts with the same real clients before others are asked in their place
@@ -53,7 +53,8 @@ class Started(NamedTuple):
     client: int
     version: int  # the round whose model it has
     number: int  # the wave of that round in which it started
-    end: End
+    outcome: str
+    time: float  # of its end
 
 
 @dataclass(frozen=True)
@@ -307,7 +308,7 @@ class Asynchronous(Gathering):
         training = _from_tree(before.in_training)
         failed: dict[str, list[int]] = {}
         while len(arrived) < self.buffer:
-            if not training or min(one.end.time for one in training) > time:
+            if not training or min(one.time for one in training) > time:
                 training, missed = self._start_more(training, arrived, time, waves)
                 waves, tries = waves + 1, tries + 1
                 if missed:
@@ -321,14 +322,14 @@ class Asynchronous(Gathering):
             if not training:  # no client is available
                 time += PAUSE
                 continue
-            first = min(training, key=lambda one: one.end.time)  # if equal, the first to start
+            first = min(training, key=lambda one: one.time)  # if equal, the first to start
             training.remove(first)
-            time = max(time, first.end.time)
-            if first.end.outcome == REPORTED:
+            time = max(time, first.time)
+            if first.outcome == REPORTED:
                 arrived.append(first)
                 tries = 0
             else:
-                failed.setdefault(first.end.outcome, []).append(first.client)
+                failed.setdefault(first.outcome, []).append(first.client)
         return replace(
             before,
             reported=self._asked(arrived),
@@ -359,7 +360,7 @@ class Asynchronous(Gathering):
         plan = call.algorithm.draw(holdings, keys.fold(own, DRAW))
         ends = self.clock.ends(clients, own, plan.counts.sum(1), time)
         started = [
-            Started(client, call.round, wave, end)
+            Started(client, call.round, wave, *end)
             for client, end in zip(chosen, ends, strict=True)
             if end.outcome != "unavailable"
         ]
@@ -444,20 +445,12 @@ def _joined(
 
 
 def _to_tree(in_training: Sequence[Started]) -> Tree:
-    whole = ("client", "version", "number")
-    tree = {name: torch.tensor([getattr(f, name) for f in in_training]).long() for name in whole}
-    tree["outcome"] = torch.tensor([OUTCOMES.index(f.end.outcome) for f in in_training]).long()
-    tree["time"] = torch.tensor([f.end.time for f in in_training], dtype=torch.float64)
-    return tree
+    columns = {name: [getattr(one, name) for one in in_training] for name in Started._fields}
+    columns["outcome"] = [OUTCOMES.index(outcome) for outcome in columns["outcome"]]
+    whole, time = torch.int64, torch.float64
+    return {n: torch.tensor(c, dtype=time if n == "time" else whole) for n, c in columns.items()}
 
 
 def _from_tree(tree: Tree) -> list[Started]:
-    if not tree:
-        return []
-    names = ("client", "version", "number", "outcome", "time")
-    return [
-        Started(client, version, number, End(OUTCOMES[outcome], time))
-        for client, version, number, outcome, time in zip(
-            *(tree[name].tolist() for name in names), strict=True
-        )
-    ]
+    rows = zip(*(tree[name].tolist() for name in Started._fields), strict=True) if tree else ()
+    return [Started(*row)._replace(outcome=OUTCOMES[row[3]]) for row in rows]

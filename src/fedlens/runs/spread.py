@@ -34,8 +34,7 @@ from fedlens.core.federation import Dataset
 from fedlens.core.trees import map_tensors
 from fedlens.engines import Ray, Sequential
 from fedlens.engines.cluster import HeadLost, connect, own_folder, remove_stale
-from fedlens.engines.driver import Driver
-from fedlens.engines.messages import Message, arrays_of, pack, unpack
+from fedlens.engines.messages import Driver, Message, arrays_of, pack, unpack
 from fedlens.engines.ray import ActorGroup, RemoteWorker, arrived, lost_errors, resources_by_node
 from fedlens.engines.trainer import keep_memory
 from fedlens.engines.workers import TRIES
