@@ -653,6 +653,12 @@ class ClientProgram:
             notes=notes if self.uncombined else {},
         )
 
+    def sends_besides(self, shared: Shared, inputs: ClientInputs) -> Memory:
+        """What one client that takes no steps sends besides its update."""
+        with torch.no_grad():
+            (upload,) = self._uploads(((0, 0, 1),), self._start(shared, inputs), shared.exact)
+        return {name: map_tensors(tree, itemgetter(0)) for name, tree in upload.extra.items()}
+
     def memory(self, params: Tree, buffers: Tree, told: Memory) -> Memory:
         """The initial memory of a client that was never selected."""
         algorithm = self.algorithm

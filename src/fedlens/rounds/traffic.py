@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
-from typing import Any
-
 import torch
 
 from fedlens.algorithm.secure import SecureSum
-from fedlens.core import Facts, Local, Memory, Tree
-from fedlens.core.trees import map_tensors
+from fedlens.core import Facts, Memory, Plan, Tree
+from fedlens.core.trees import stack
 from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.work import ClientInputs, Shared, exact_model, work_alone
 
 
 def num_bytes(tree: Tree) -> int:
@@ -48,24 +46,9 @@ def traffic(program: ClientProgram, params: Tree, buffers: Tree, told: Memory) -
 
 def sent_besides(program: ClientProgram, params: Tree, buffers: Tree, told: Memory) -> Memory:
     """What a client sends besides its update, computed for a client that has not trained."""
-    algorithm, memory = program.algorithm, program.memory(params, buffers, told)
-    one: Any = map_tensors((params, buffers, told, memory), lambda t: t[None].clone())
-    params, buffers, told, memory = one
-    model = params | buffers
-    zero = torch.zeros(1, dtype=torch.int64)
-    local = Local(
-        params=params,
-        buffers=buffers,
-        anchor=params,
-        exact={name: t.double() for name, t in model.items() if t.is_floating_point()},
-        told=told,
-        facts=Facts(zero, zero[None]),
-        memory=memory,
-        solver=algorithm.solve.init(params),
-        steps=zero,
-        lr=algorithm.solve.learning_rate,
-        client_keys=zero,
-    )
-    with torch.no_grad():
-        sent = algorithm.upload(local).extra
-    return {name: map_tensors(tree, itemgetter(0)) for name, tree in sent.items()}
+    zero, memory = torch.zeros(1, dtype=torch.int64), program.memory(params, buffers, told)
+    no_steps = Plan(zero.new_empty(1, 0, 1), zero.new_empty(1, 0))
+    work = work_alone(no_steps, zero, Facts(zero, zero[None]), memory)
+    params, buffers, told = (stack([part]) for part in (params, buffers, told))
+    shared = Shared(params, buffers, exact_model(params | buffers), told)
+    return program.sends_besides(shared, ClientInputs.of(work))
