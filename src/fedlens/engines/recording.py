@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedlens.algorithm import Algorithm
 from fedlens.core import Cuts, Local
 from fedlens.core.federation import Examples
 from fedlens.core.trees import copies, copy_tensors, tensors_in
@@ -106,10 +105,7 @@ class StepsInPlace:
     examples: Examples
 
     def __call__(self, local: Local, now: StepInput) -> Tensor:
-        algorithm = self.program.algorithm_of(local)
-        moved, losses = self.program.take_steps(
-            self.model, self.examples, algorithm, replace(local), now
-        )
+        moved, losses = self.program.take_steps(self.model, self.examples, replace(local), now)
         with torch.no_grad():
             for part in ("params", "buffers", "solver"):
                 copy_tensors(getattr(moved, part), getattr(local, part))
@@ -128,7 +124,7 @@ class RecordedSteps:
     in_place: StepsInPlace
     has_begun: bool = False
 
-    def __call__(self, _: Algorithm, local: Local, now: StepInput) -> tuple[Local, Tensor]:
+    def __call__(self, local: Local, now: StepInput) -> tuple[Local, Tensor]:
         local = replace(local, step=None, count=None, loss=None)
         if not self.has_begun:
             local, self.has_begun = self.recorder.place(local), True

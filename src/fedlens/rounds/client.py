@@ -52,8 +52,11 @@ class StepInput(NamedTuple):
     ones: Tensor  # [C, S] the gradient of the sum of all clients' losses with respect to each
     step: Tensor  # [S]
 
-    def at(self, which: slice) -> StepInput:
-        return StepInput._make([*(t[:, which] for t in self[:-1]), self.step[which]])
+    def at(self, steps: slice, training: int | None = None, width: int | None = None) -> StepInput:
+        """Some steps, of the first clients, which still train, and of the first examples."""
+        rows = slice(training), steps
+        parts = (t[rows] if t.ndim < 3 else t[rows][..., :width] for t in self[:-1])
+        return StepInput._make([*parts, self.step[steps]])
 
 
 def each_step(
@@ -91,8 +94,8 @@ def as_batch(
     return Batch(images, now.labels, now.mask), mixture
 
 
-TakeSteps = Callable[[Algorithm, Local, StepInput], tuple[Local, Tensor]]
-"""Takes S steps of every client, by an algorithm with their own numbers; the losses are [C, S]."""
+TakeSteps = Callable[[Local, StepInput], tuple[Local, Tensor]]
+"""Takes S steps of every client; the losses are [C, S]."""
 
 
 class WeightForm(Protocol):
@@ -393,10 +396,13 @@ class ClientProgram:
         labels = known_labels[index]
         mask = (torch.arange(index.shape[2], device=device) < counts[:, :, None]).to(dtype)
         steps = torch.arange(index.shape[1], device=device)
-        augment_keys = dropout_keys = inputs.dropout_keys
+        augment_keys = inputs.dropout_keys
         if self.augment is not None:
             augment_keys = keys.fold(inputs.keys[:, None], AUGMENT, steps)
         ones = torch.ones(index.shape[:2], dtype=dtype, device=device)
+        every = StepInput(
+            index, labels, mask, counts, inputs.dropout_keys, augment_keys, ones, steps
+        )
         losses: list[Tensor] = []
         finished: list[Local] = []
 
@@ -404,19 +410,7 @@ class ClientProgram:
             if training < len(local.steps):
                 finished.append(some_of(local, slice(training, None)))
                 local = some_of(local, slice(training))
-                algorithm = self.algorithm_of(local)
-            rows = (slice(training), some)
-            now = StepInput(
-                chosen=index[rows][..., :width],
-                labels=labels[rows][..., :width],
-                mask=mask[rows][..., :width],
-                counts=counts[rows],
-                dropout_keys=dropout_keys[rows],
-                augment_keys=augment_keys[rows],
-                ones=ones[rows],
-                step=steps[some],
-            )
-            local, loss = take_steps(algorithm, local, now)
+            local, loss = take_steps(local, every.at(some, training, width))
             missing = len(index) - training
             losses.append(F.pad(loss, (0, 0, 0, missing)) if missing else loss)
 
@@ -441,13 +435,12 @@ class ClientProgram:
         self,
         model: AnyModel,
         examples: Examples,
-        algorithm: Algorithm,
         local: Local,
         now: StepInput,
         on_step: Callable[[], None] = lambda: None,
     ) -> tuple[Local, Tensor]:
         """Take S steps with equal numbers of clients and examples; the losses are [C, S]."""
-        losses = []
+        losses, algorithm = [], self.algorithm_of(local)
         prepare = model.normalise if self.augment is None else None
         for one, images in each_step(examples, now, prepare):
             local, loss = self._take_step(model, images, algorithm, local, one)
