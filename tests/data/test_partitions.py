@@ -23,6 +23,7 @@ COMPLETE: dict[str, tuple[str, dict[str, Any]]] = {
     "iid": ("iid", {}),
     "proportions": ("proportions", {}),
     "shards": ("shards", {"per_client": 1}),
+    "slices": ("slices", {"mixed": 0}),
     "classes": ("classes", {"per_client": 1}),
 } | {
     f"{name}-{alpha}": (name, {"alpha": alpha})
@@ -344,6 +345,7 @@ def test_only_the_largest_clients_give() -> None:
         ("proportions", 20, {"sizes": "low"}, "clients would hold none .*: choose"),
         ("shards", 60, {}, "120 shards but 100 examples: choose"),
         ("shards", 10, {"per_client": 0}, "per_client is 0: choose"),
+        ("slices", 10, {"mixed": 10}, "mixed is 10 of 10"),
         ("classes", 10, {"per_client": 0}, "per_client is 0: choose"),
         ("classes", 10, {"per_client": 6}, "per_client is 6 .* 5 classes: choose at most 5"),
         ("classes", 100, {"per_client": 2}, "100 clients cannot hold 2 classes each.*: choose"),
@@ -373,6 +375,7 @@ def test_a_mistake_is_answered_with_its_remedy(
         ("proportions", {"sizes": [1, 2.5]}),
         ("proportions", {"sizes": "high", "mode": "truncate"}),
         ("shards", {}),
+        ("slices", {}),
         ("classes", {"per_client": 2}),
         ("dirichlet", {"alpha": 1}),
         ("dirichlet-per-class", {"alpha": 0.5}),
@@ -383,3 +386,27 @@ def test_options_can_be_set_in_an_experiment_file(name: str, given_options: dict
     resolved = options.resolve(options.options_of(function), given_options, name)
     pool = Pool(balanced(100, 5), 5, 2, np.random.default_rng(0))
     assert len(options.call(function, pool, options=resolved)) == 2
+
+
+def test_slices_go_from_class_to_class_and_some_clients_have_all_of_them() -> None:
+    examples = balanced(1000, 10)
+    labels = examples.labels
+    plain = split("slices", examples, 5)
+    for client in range(5):
+        assert set(labels[plain.members(client)].tolist()) == {2 * client, 2 * client + 1}
+    mixed = split("slices", examples, 5, mixed=1)
+    assert len(set(labels[mixed.members(4)].tolist())) == 10
+    seen = [set(labels[mixed.members(client)].tolist()) for client in range(4)]
+    assert max(map(len, seen)) <= 4 and set.union(*seen) == set(range(10))
+    alike = split("slices", examples, 5, alike=0.5)
+    held = labels[alike.members(0)]
+    assert 0.5 <= float((held < 3).double().mean()) < 0.8
+    assert alike.sizes.tolist() == plain.sizes.tolist() == [200] * 5
+
+
+def test_a_long_tail_keeps_a_share_of_each_class() -> None:
+    examples = balanced(1000, 10)
+    holdings = split("slices", examples, 4, tail=0.5)
+    held = torch.bincount(examples.labels[holdings.index], minlength=10)
+    assert held.tolist() == [100, 50, 25, 12, 6, 3, 1, 0, 0, 0]
+    assert int(holdings.sizes.max() - holdings.sizes.min()) <= 1

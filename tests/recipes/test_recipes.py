@@ -33,6 +33,7 @@ ITEMS = {
     "ghaemi": "centralised fedavg fedprox liadmm fedadmm why-liadmm-fails samples",
     "dp": "cifar10-dp-sgd fashion-mnist mnist pfl-cifar10 methods",
     "personal": "pfllib-dir fedrep moon map",
+    "attacks": "bucketing byzfl-heat-map methods",
 }
 
 

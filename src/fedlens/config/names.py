@@ -57,6 +57,7 @@ MODELS = ByName(
     "fedlens.models",
     {
         "alexnet alexnet-32": "alexnet",
+        "byzfl-cnn": "two_convolutions",
         "efficientnet-lite0": OWN,
         "fedns-cnn fedrep-cnn hsu-cnn lenet5": "two_convolutions",
         "linear": OWN,
@@ -108,7 +109,7 @@ PLAIN_PARTITIONS = ByName(
     "partition",
     "fedlens.data.partitions",
     {
-        "iid proportions quantity-dirichlet power-law shards classes": "dealing",
+        "iid proportions quantity-dirichlet power-law shards slices classes": "dealing",
         "dirichlet dirichlet-per-class": "dealing",
         "natural s2 published": "found",
         "fresh drawn": "by_draw",
@@ -178,6 +179,9 @@ RECIPES = ByName(
         "dp/methods": "dp.methods",
         "personal/pfllib-dir personal/fedrep personal/moon": "personal.boards",
         "personal/map": "personal.map",
+        "attacks/bucketing": "attacks.bucketing",
+        "attacks/byzfl-heat-map": "attacks.heat_map",
+        "attacks/methods": "attacks.methods",
     },
 )
 

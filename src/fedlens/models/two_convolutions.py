@@ -1,4 +1,4 @@
-"""Six published nets of two 5x5 convolutions, each with a 2x2 max-pool, and linear layers."""
+"""Seven published nets of two 5x5 convolutions, each with a 2x2 max-pool, and linear layers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ from typing import Literal
 from torch import nn
 
 from fedlens.models.geometry import num_features
+
+
+def byzfl_cnn(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """The MNIST CNN of ByzFL.
+
+    Gonzalez et al., 2025, arXiv 2505.24802: 20 and 50 channels, no padding, and a layer of 500. On
+    1x28x28 with 10 classes: 431,080 parameters.
+    """
+    return _net("byzfl-cnn", shape, num_classes, (20, 50), (500,), (0, 0))
 
 
 def fedns_cnn(

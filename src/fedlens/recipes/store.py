@@ -56,7 +56,7 @@ LARGEST_CONTENT = 256 * 2**20  # bytes, unpacked
 LARGEST_DICTIONARY = 128 * 2**20  # bytes of memory that xz may ask for
 MOST_ROUNDS = 4_000_000  # of all runs in a file
 
-LEFT_OUT = frozenset({"round", "clients", "seconds", "evaluation_seconds"})
+LEFT_OUT = frozenset({"round", "clients", "trust", "seconds", "evaluation_seconds"})
 DIGITS, FEWER = 6, 5
 LONG = 1000  # rounds of a run above which the loss of local training has `FEWER` digits
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "pb": 0}]

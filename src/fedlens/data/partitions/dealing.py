@@ -157,6 +157,39 @@ def shards(pool: Pool, *, per_client: Count = 2) -> Holdings:
     return holdings(owner, num_clients)
 
 
+def slices(
+    pool: Pool,
+    *,
+    alike: Annotated[float, Bounds(least=0, most=1)] = 0.0,
+    mixed: Annotated[int, Bounds(least=0)] = 0,
+    tail: Annotated[float, Bounds(above=0, most=1)] = 1.0,
+) -> Holdings:
+    """Sorted by label and cut into equal slices, client after client (Karimireddy, ByzFL).
+
+    Args:
+        alike: the share of each client's examples that are dealt at random instead.
+        mixed: so many clients, the last ones, have all of theirs dealt at random.
+        tail: of class i, from 0, the share tail^i is held, and the rest by nobody: a long tail.
+    """
+    labels, num_clients, rng = labels_of(pool), pool.num_clients, pool.rng
+    if mixed >= num_clients:
+        raise ValueError(f"mixed is {mixed} of {num_clients} clients: choose fewer")
+    order = by_label(labels, rng)
+    counts = np.bincount(labels, minlength=pool.num_classes)
+    kept = np.floor(counts * tail ** np.arange(len(counts)) + 1e-9)
+    order = order[places(counts) < kept[labels[order]]]
+    of_client = largest_remainder(len(order), np.full(num_clients, 1 / num_clients))
+    at_random = np.floor(of_client * alike + 1e-9).astype(np.int64)
+    at_random[num_clients - mixed :] = of_client[num_clients - mixed :]
+    chosen = np.zeros(len(order), dtype=bool)
+    chosen[rng.permutation(len(order))[: at_random.sum()]] = True
+    owner = np.full(len(labels), NOBODY)
+    clients = np.arange(num_clients)
+    owner[rng.permutation(order[chosen])] = np.repeat(clients, at_random)
+    owner[order[~chosen]] = np.repeat(clients, of_client - at_random)
+    return holdings(owner, num_clients)
+
+
 def classes(pool: Pool, *, per_client: Count) -> Holdings:
     """Exactly `per_client` distinct classes at each client, at random.
 
