@@ -345,6 +345,40 @@ def test_the_page_shows_by_name_what_became_of_sites(tmp_path):
     assert "refused: the site refused to train" in strip.caption
 
 
+def test_other_versions_at_a_site_are_told_of_in_one_line(tmp_path):
+    path = write_experiment(tmp_path)
+    sites, told = make_sites(path, tmp_path / "sites"), list[str]()
+
+    def change(name, what, arrived):
+        if (name, what) != ("bob", "sizes"):
+            return arrived
+        other = arrived.facts["versions"] | {"torch": "1.0", "revision": "beef\n"}
+        return arrived._replace(facts={**arrived.facts, "versions": other})
+
+    run_nearby(path, tmp_path / "run", sites, change, told)
+    (line,) = (line for line in told if line.startswith("bob: "))
+    assert "; it has revision beef\\n, not " in line
+    assert f"torch 1.0, not {torch.__version__}: its bytes may differ" in line
+    assert all("it has" not in line for line in told if line.startswith("ann: "))
+
+
+@pytest.mark.parametrize("who", ["server", "site"])
+def test_a_model_that_is_too_large_is_refused_before_the_run(who, tmp_path, monkeypatch):
+    path = write_experiment(tmp_path)
+    sites, told = make_sites(path, tmp_path / "sites"), list[str]()
+    place = {"server": "payload", "site": "site"}[who]
+    monkeypatch.setattr(f"fedlens.fleet.{place}.num_bytes", lambda _: 10**15)
+    if who == "server":
+        with pytest.raises(ValueError, match=r"a round needs about .* memory .*clients.per_round"):
+            run_nearby(path, tmp_path / "run", sites, None, told)
+        assert not told
+    else:
+        with pytest.raises(ValueError, match="these sites are missing"):
+            run_nearby(path, tmp_path / "run", sites, None, told, wait=0.3)
+        assert any(line.startswith("ann: refused: the model needs about") for line in told)
+    assert not (tmp_path / "run").exists()
+
+
 def test_sites_test_the_model_on_what_they_hold_out(tmp_path):
     path = write_experiment(tmp_path, holdout=0.3)
     sites = make_sites(path, tmp_path / "sites")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,25 @@ FAILED = {  # by Flower's error code; any other code means `raised`
     ENDED: ("dropped", "its process ended before it had answered"),
 }
 LOOK = 1.0  # seconds between two checks of which sites are online
+LONG = 10.0  # seconds for all replies that are here, before each is pulled by itself
+SOON = 0.5  # seconds for each then, until the next look
+
+
+class Pull(threading.Thread):
+    """Pulls the replies to these messages."""
+
+    def __init__(self, grid: Grid, ids: tuple[str, ...]) -> None:
+        super().__init__(daemon=True)
+        self.grid, self.ids = grid, ids
+        self.error: Exception | None = None
+        self.found: list[Message] = []
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.found = list(self.grid.pull_messages(self.ids))
+        except Exception as error:
+            self.error = error
 
 
 @dataclass
@@ -46,6 +66,7 @@ class FlowerSites:
     waiting: dict[str, tuple[int, str | None]] = field(default_factory=dict)
     """By message id: the client, and the start time of its node when the message was sent."""
     looked: float = float("-inf")
+    pulls: list[Pull] = field(default_factory=list)  # that are not over
     known: list[int | None] = field(default_factory=list)  # the nodes, when it last looked
     started: dict[int, str] = field(default_factory=dict)  # start times of online nodes, by client
 
@@ -84,7 +105,7 @@ class FlowerSites:
 
     def arrived(self) -> list[tuple[int, Reply]]:
         found = []
-        for reply in self.grid.pull_messages(list(self.waiting)) if self.waiting else ():
+        for reply in self._pulled():
             asked = self.waiting.pop(reply.metadata.reply_to_message_id, None)
             if asked is not None:
                 found.append((asked[0], _arrived(reply)))
@@ -96,8 +117,31 @@ class FlowerSites:
                 found.append((client, Reply({}, {}, "dropped", "it was started again")))
         return found
 
+    def _pulled(self) -> list[Message]:
+        """The replies that are here.
+
+        Flower waits for the rest of one whose site ended while it sent it: that holds up the others
+        for minutes. So where replies take long, each is pulled by itself.
+        """
+        if not self.pulls:
+            asked = [tuple(self.waiting)] if self.waiting else []
+        else:
+            running = {pull.ids for pull in self.pulls}
+            asked = [(one,) for one in self.waiting if (one,) not in running]
+        again = bool(self.pulls)  # what another pull has already may be gone
+        last = time.monotonic() + (SOON if again else LONG)
+        self.pulls += [Pull(self.grid, ids) for ids in asked]
+        for pull in self.pulls:
+            pull.join(max(last - time.monotonic(), 0.0))
+        done = [pull for pull in self.pulls if not pull.is_alive()]
+        self.pulls = [pull for pull in self.pulls if pull not in done]
+        for pull in done:
+            if pull.error is not None and not again:
+                raise pull.error
+        return [reply for pull in done for reply in pull.found]
+
     def forget(self) -> None:
-        self.waiting = {}
+        self.waiting, self.pulls = {}, []
 
 
 def _arrived(reply: Message) -> Reply:

@@ -17,6 +17,7 @@ from fedlens.algorithm.channel import unpacked as unpacked_numbers
 from fedlens.core import Facts, Memory, Plan, Tree
 from fedlens.core.trees import bytes_of, map_tensors
 from fedlens.engines import Sequential
+from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.uploads import norm_of
 from fedlens.rounds.work import Part, Shared, work_alone
@@ -25,6 +26,11 @@ from fedlens.runs.folder import from_bytes, to_bytes
 PARTS = ("update", "counters", "extra", "scalars", "channel_scalars")
 """The fields of a client's `Part` that it sends."""
 MEASURES = ("scalars", "channel_scalars")
+
+
+def num_bytes(network: Network) -> int:
+    """The bytes of a model."""
+    return sum(t.nbytes for t in (network.params | network.buffers).values())
 
 
 def flat(value: Any, path: str = "") -> Tree:

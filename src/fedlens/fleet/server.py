@@ -15,7 +15,7 @@ import torch
 
 from fedlens.config.experiment import Experiment
 from fedlens.core.federation import Dataset, Examples, Federation, Fixed, Holdings, offsets_of
-from fedlens.fleet import Notify
+from fedlens.fleet import Notify, payload
 from fedlens.fleet.account import released
 from fedlens.fleet.engine import Fleet, Sites
 from fedlens.fleet.log import Log, Logged
@@ -27,6 +27,7 @@ from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.reports import Reporting
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.loop import run_to_end
+from fedlens.runs.manifest import versions
 from fedlens.runs.progress import Watch, all_of
 from fedlens.runs.records import Record, settings
 from fedlens.runs.result import Result
@@ -36,6 +37,7 @@ from fedlens.setup.algorithm import check_schedules, make_algorithm
 from fedlens.setup.data import ClientTests, load_dataset
 from fedlens.setup.devices import own_threads
 from fedlens.setup.network import make_network
+from fedlens.storage import free_memory
 from fedlens.storage.files import write_atomically
 from fedlens.storage.reading import printable, shortened
 from fedlens.storage.run_files import EXPERIMENT
@@ -113,7 +115,8 @@ class Hearing:
             held = _held(name, self._numbers[name], arrived.facts, terms)
             if held is not None:
                 self.found[name] = held
-                self.notify(f"{name}: {held.size:,} examples")
+                skew = _skew(arrived.facts.get("versions"))
+                self.notify(f"{name}: {held.size:,} examples{skew}")
                 continue
             none = f"it gave no sizes from 1 to {MOST_EXAMPLES:,}"
             why = arrived.reason or arrived.facts.get("refused") or none
@@ -157,6 +160,32 @@ def _held(name: str, number: int, facts: Any, terms: Terms) -> Held | None:
     if not fits or not all(type(n) is int and n >= 0 for n in counts) or sum(counts) != size:
         return None
     return Held(name, number, size, apart, counts)
+
+
+def _skew(theirs: Any) -> str:
+    """A remark on the versions that a site has and the server has not."""
+    told = theirs if isinstance(theirs, dict) else {}
+    others = [
+        f"{name} {shortened(str(told[name]), 40)}, not {mine}"
+        for name, mine in versions().items()
+        if name in told and told[name] != mine
+    ]
+    return (
+        f"; it has {', '.join(others)}: its bytes may differ from a simulation's" if others else ""
+    )
+
+
+def check_room(experiment: Experiment, dataset: Dataset, num_sites: int) -> None:
+    """Raise ValueError for a model whose updates do not fit here, before sites are waited for."""
+    size = payload.num_bytes(make_network(experiment, dataset)[0])
+    asked = experiment.clients.per_round
+    cohort = min(asked, num_sites) if isinstance(asked, int) else num_sites
+    parts = {
+        f"updates of {cohort} sites": 2 * size * cohort,  # in float64
+        "what is on its way": 2 * size * (cohort + 1),
+        "the model": 3 * size,
+    }
+    free_memory.demand("a round", parts, "lower clients.per_round, or take a smaller model")
 
 
 def make_setup(
@@ -305,6 +334,7 @@ def run_job(job: Job, connect: Connect, tell: Notify, watch: Watch | None = None
         if log is not None:
             status.fails(name, why)
 
+    check_room(experiment, dataset, len(roster()))
     notify(f"experiment {terms.hash}{', from where it was' if resumes else ''}")
     if resumes:
         known = [Held(**one) for one in json.loads((out / SITES).read_text())]

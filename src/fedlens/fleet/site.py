@@ -28,7 +28,7 @@ from fedlens.fleet import CACHE, payload
 from fedlens.fleet.account import Account, mark
 from fedlens.fleet.approvals import Approval, Approvals, Offer
 from fedlens.fleet.log import Log, about, noted
-from fedlens.fleet.payload import Reply
+from fedlens.fleet.payload import Reply, num_bytes
 from fedlens.fleet.policy import Policy, Refused
 from fedlens.fleet.site_data import identity, num_examples, site_examples
 from fedlens.fleet.terms import Terms
@@ -38,14 +38,17 @@ from fedlens.rounds.cohorts import DRAW
 from fedlens.rounds.work import Shared, exact_model, work_alone
 from fedlens.runs.folder import from_bytes, to_bytes
 from fedlens.runs.loop import torch_settings
+from fedlens.runs.manifest import versions
 from fedlens.setup.algorithm import make_algorithm
 from fedlens.setup.data import divided, split_seed
 from fedlens.setup.devices import own_threads
 from fedlens.setup.network import make_network
+from fedlens.storage import free_memory
 from fedlens.storage.files import write_atomically
 from fedlens.storage.reading import printable, shortened
 
 OWN_MISTAKE = "something is wrong with its own files: its log says what"
+ROOM = 6  # times the model: as it came, as it is trained, gradients, and an update of float64
 MISTAKE = "mistake.txt"  # in its folder: what was wrong with its own files, for a person there
 
 
@@ -102,7 +105,12 @@ class Site:
         facts: dict[str, Any] = {
             "size": int(task.holdings.sizes.sum()),
             "held_out": 0 if task.tested is None else int(task.tested.sizes.sum()),
+            "versions": versions(),
         }
+        try:
+            task.check_room()
+        except ValueError as error:
+            raise Refused(str(error)) from error
         if "label_counts" in task.terms.algorithm.discloses:
             facts["label_counts"] = task.facts.label_counts[0].tolist()
         return Reply(facts, {})
@@ -350,6 +358,11 @@ class Task:
         if self.device.type == "cuda":
             return Stacked(self.network, examples)
         return Sequential(self.network, examples, fast=self.experiment.engine == "processes")
+
+    def check_room(self) -> None:
+        """Raise ValueError if the model is too large to be trained here."""
+        parts = {"the model, its gradients and its update": ROOM * num_bytes(self.network)}
+        free_memory.demand("the model", parts, "close other programs, or take a smaller model")
 
     def check_model(self, given: Tree, like: Tree) -> None:
         wrong = payload.mismatch(given, like)

@@ -173,7 +173,7 @@ class Terms:
         This runs the code that the terms name: the policy must have allowed it.
         """
         algorithm = self.algorithm
-        leaves = ["how many examples it holds"]
+        leaves = ["its versions of Fedlens, Python and PyTorch", "how many examples it holds"]
         if "label_counts" in algorithm.discloses:
             leaves.append("how many examples it holds of each class")
         measured = "" if algorithm.covered else ", with the training loss"

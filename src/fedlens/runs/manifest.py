@@ -177,14 +177,21 @@ def check_unchanged(folder: Path, setup: Setup, before: Mapping[str, Any]) -> No
         logger.warning("%s was started with %s: its bytes may differ", folder, "; ".join(other))
 
 
-def machine(setup: Setup) -> dict[str, Any]:
-    """What the exact results and the speed of a run may depend on besides its experiment."""
+def versions() -> dict[str, str | None]:
+    """The versions that the exact results of a run may depend on."""
     return {
         "fedlens": __version__,
         "revision": _revision(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
+    }
+
+
+def machine(setup: Setup) -> dict[str, Any]:
+    """What the exact results and the speed of a run may depend on besides its experiment."""
+    return {
+        **versions(),
         "device": ", ".join(_name(setup, device) for device in setup.devices),
         "threads": setup.threads,
     }
