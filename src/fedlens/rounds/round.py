@@ -200,12 +200,12 @@ def run_rounds(
             if rows:
                 reports[g] = _named(g, partial(gathered[g].without, reports[g], rows))
     wholes = [_opened(*each) for each in zip(experiments, works, wholes, strict=True)]
-    exacts = [exact]
-    if len(experiments) > 1:
-        exacts = [{n: t[g : g + 1] for n, t in exact.items()} for g in range(len(experiments))]
-    room = room_on(next(iter(exact.values())).device)
+    exacts = [{n: t[g : g + 1] for n, t in exact.items()} for g in range(len(works))]
+    device = next(iter(exact.values())).device
+    room = room_on(device)
     rooms = [None if room is None else room // len(works)] * len(works)
-    shares = _size_shares(works, exact)
+    of_all = moved(torch.cat([work.cohort.size_shares for work in works]), device)  # in one copy
+    shares = torch.split(of_all, [*map(len, works)])
     each = zip(experiments, reports, works, wholes, exacts, shares, rooms, strict=True)
     return [_move(*one) for one in each]
 
@@ -215,13 +215,6 @@ def room_on(device: torch.device) -> int | None:
     if device.type != "cuda":
         return None
     return int(REMEMBERED * torch.cuda.get_device_properties(device).total_memory)
-
-
-def _size_shares(works: Sequence[Work], exact: Tree) -> tuple[Tensor, ...]:
-    """The `size_shares` of each experiment's cohort on the server's device, in one transfer."""
-    device = next(iter(exact.values())).device
-    shares: Tensor = moved(torch.cat([work.cohort.size_shares for work in works]), device)
-    return torch.split(shares, [*map(len, works)])
 
 
 def _gatherings(experiments: Sequence[RoundInput], elsewhere: Reporting | None) -> list[Gathering]:

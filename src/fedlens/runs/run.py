@@ -236,7 +236,7 @@ def say_beforehand(setups: Iterable[Setup]) -> None:
         _untested,
         _tested_alone,
         _untested_classes,
-        _without_effect,
+        lambda setup: epochs_without_effect(setup.experiment),
         _softmax_twice,
     )
     lines = [say(setup) for setup in setups for say in about]
@@ -333,10 +333,6 @@ def _untested_classes(setup: Setup) -> str:
 
 def _first(names: Sequence[str]) -> str:
     return ", ".join([*names[:MOST_NAMED], *["..."] * (len(names) > MOST_NAMED)])
-
-
-def _without_effect(setup: Setup) -> str:
-    return epochs_without_effect(setup.experiment)
 
 
 def epochs_without_effect(experiment: Experiment) -> str:
