@@ -25,9 +25,9 @@ from fedlens.network.model import Constants, Model, Numerics
 from fedlens.network.private import PrivateModel, private_model
 from fedlens.network.single import winograd
 from fedlens.network.single.layers import (
+    FastLayer,
     FastPath,
     FusedConvolution,
-    fast_layers,
     fuse,
     on_fast_path,
 )
@@ -68,10 +68,12 @@ class Network:
         mode = TrainingMode(self.module)
         self._stacked = read_module(self.module.train())  # traced in training mode
         fused = fuse(self.module, self._stacked.nodes) if self._stacked else self.module
-        self._fast_layers = fast_layers(fused)
-        kernels = {n: m for n, m in fused.named_modules() if isinstance(m, FusedConvolution)}
+        fast = {name: m for name, m in fused.named_modules() if isinstance(m, FastLayer)}
+        self._fast_layers = tuple(fast.values())
         self._winograd = {  # weights that `fast` may read in another layout
-            f"{n}.weight" for n, m in kernels.items() if m.weight.shape[2] == winograd.KERNEL
+            f"{name}.weight"
+            for name, layer in fast.items()
+            if isinstance(layer, FusedConvolution) and layer.weight.shape[2] == winograd.KERNEL
         }
         self._functional = FunctionalModule(fused, numerics, constants, layout.last)
         mode.set(training=False)

@@ -78,10 +78,7 @@ class OfRows:
     names: frozenset[str]
     x: Tensor
     dy: Tensor
-
-    @property
-    def is_small(self) -> bool:
-        return False
+    is_small: ClassVar[bool] = False
 
     def squared(self) -> Tensor:
         by_bias = self.dy.square().sum(2)

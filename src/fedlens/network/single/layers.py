@@ -210,12 +210,7 @@ class _Fused(torch.autograd.Function):
         return dx, None, None, None, None, None
 
 
-FastLayer = FusedConvolution | Linear
-
-
-def fast_layers(module: nn.Module) -> tuple[FastLayer, ...]:
-    """The layers of a fused module that have a fast path."""
-    return tuple(m for m in module.modules() if isinstance(m, FusedConvolution | Linear))
+FastLayer = FusedConvolution | Linear  # the layers with a fast path
 
 
 @contextmanager
