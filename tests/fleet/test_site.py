@@ -45,7 +45,7 @@ def test_nothing_but_the_declared_payload_leaves_a_site(tmp_path):
     made: list[Nearby] = []
     run_nearby(path, tmp_path / "run", make_sites(path, tmp_path / "sites"), nearby=made)
     allowed = {
-        "sizes": {"experiment", "log", "size", "held_out"},
+        "sizes": {"experiment", "log", "size", "held_out", "versions"},
         "train": {"experiment", "log", "keys", "kept"},
         "test": {"experiment", "log", "correct", "held_out"},
     }
