@@ -23,7 +23,7 @@ import fedlens as fl
 from fedlens.core.federation import Holdings
 from fedlens.data import DATASETS, Source, published
 from fedlens.setup import build
-from fedlens.storage import free_memory as memory
+from fedlens.storage import free_memory
 from fedlens.storage.reading import BadFile, expanded, printable, reading
 from fedlens.storage.tables import read_tables
 from tests.command_line import everything
@@ -229,7 +229,7 @@ def test_sizes_that_a_file_announces_are_compared_with_its_own(tmp_path):
 
 
 def test_a_bomb_is_not_unpacked_beyond_what_is_free(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "available", lambda: 1_000_000)
+    monkeypatch.setattr(free_memory, "available", lambda: 1_000_000)
     zipped = tmp_path / "a.gz"
     zipped.write_bytes(gzip.compress(bytes([0, 0, 8, 1]) + struct.pack(">I", 10**7) + bytes(10**7)))
     with pytest.raises(ValueError, match="free"):
@@ -261,7 +261,7 @@ def test_test_images_of_another_size_are_refused():
 def test_a_run_that_cannot_fit_is_refused_with_the_numbers(monkeypatch):
     images = some_images()
     dataset = fl.Dataset("toy", images, images, ("a", "b"))
-    monkeypatch.setattr(memory, "available", lambda: 50_000_000)
+    monkeypatch.setattr(free_memory, "available", lambda: 50_000_000)
     two = fl.Clients(count=2)
     plain = fl.Experiment(
         dataset=dataset, model="linear", rounds=1, engine="sequential", clients=two

@@ -15,7 +15,7 @@ from PIL import Image
 
 import fedlens as fl
 from fedlens.data import DATASETS, Source
-from fedlens.data.fetch import listing
+from fedlens.data.fetch import named_sets
 from fedlens.setup import build, partition
 
 DATA = os.environ.get("FEDLENS_DATA")
@@ -69,10 +69,10 @@ def test_tiny_imagenet_is_read_from_its_folders(tiny: Path) -> None:
 def test_the_list_says_how_much_of_tiny_imagenet_is_there(tiny: Path) -> None:
     found = load("tiny-imagenet", tiny.parent)
     said = f"{len(found.train)} + {len(found.test)} images, 64×64, {found.num_classes} classes"
-    rows = {row.name: row for row in listing(Source(data=tiny.parent))}
+    rows = {row.name: row for row in named_sets(Source(data=tiny.parent))}
     assert rows["tiny-imagenet"] == ("tiny-imagenet", str(tiny), said)
     shutil.rmtree(tiny)
-    rows = {row.name: row for row in listing(Source(data=tiny.parent))}
+    rows = {row.name: row for row in named_sets(Source(data=tiny.parent))}
     published = "100,000 + 10,000 images, 64×64, 200 classes"
     assert rows["tiny-imagenet"] == ("tiny-imagenet", None, published)
 

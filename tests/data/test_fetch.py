@@ -11,7 +11,7 @@ import pytest
 
 from fedlens.cli.data import data_check
 from fedlens.data import DATASETS, Source, published
-from fedlens.data.fetch import check, get, get_from, here, listing, remedy_for
+from fedlens.data.fetch import check, get, get_from, here, named_sets, remedy_for
 from fedlens.data.places import cache
 from fedlens.data.published import CIFAR100, FASHION_MNIST, PUBLISHED, Download, Form, Published
 from fedlens.storage.download import Unreachable
@@ -338,7 +338,7 @@ def test_check_reads_files_without_a_published_checksum(tmp_path):
 
 
 def test_the_list_says_what_is_here(fashion):
-    rows = {row.name: row for row in listing(Source(data=fashion))}
+    rows = {row.name: row for row in named_sets(Source(data=fashion))}
     assert list(rows)[:5] == ["fashion-mnist-mini", "fashion-mnist", "mnist", "cifar10", "cifar100"]
     assert rows["fashion-mnist"].where == str(fashion)
     assert rows["fashion-mnist-mini"].where
@@ -359,12 +359,12 @@ def test_only_published_sets_are_fetched(name, message, tmp_path):
 
 def test_sets_without_an_address_are_listed_and_checked_but_not_fetched(tmp_path):
     source = Source(tmp_path)
-    rows = {row.name: row.where for row in listing(source)}
+    rows = {row.name: row.where for row in named_sets(source)}
     assert rows["omniglot"] is None and rows["inaturalist-geo-3k"] is None
     (tmp_path / "omniglot").mkdir()
     (tmp_path / "omniglot" / "omniglot.npz").write_bytes(b"anything")
     assert check("omniglot", source) == [(str(tmp_path / "omniglot" / "omniglot.npz"), "damaged")]
-    assert {row.name: row.where for row in listing(source)}["omniglot"] is not None
+    assert {row.name: row.where for row in named_sets(source)}["omniglot"] is not None
     where = r"unpack images_background.zip .* https://.*/omniglot, and put its files \(.*\) into a"
     with pytest.raises(ValueError, match=f"omniglot cannot be fetched: {where}"):
         get("omniglot", tmp_path)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedlens.data import DATASETS, Source, published
-from fedlens.data.fetch import check, get_from, listing
+from fedlens.data.fetch import check, get_from, named_sets
 from fedlens.data.places import cache, roots
 from fedlens.data.published import CIFAR100, CIFAR100_COARSE, FASHION_MNIST, MNIST, PUBLISHED
 from fedlens.storage import free_memory
@@ -244,7 +244,7 @@ def test_a_set_that_lacks_a_file_says_which(tmp_path):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_real_set_loads_whole_and_has_its_checksums(name, monkeypatch):
     monkeypatch.setenv("FEDLENS_DATA", str(REAL))
-    if {row.name: row.where for row in listing(Source())}[name] is None:
+    if {row.name: row.where for row in named_sets(Source())}[name] is None:
         pytest.skip(f"FEDLENS_DATA has no {name}")
     entry, found = PUBLISHED[name], DATASETS[name](Source())
     assert (len(found.train), len(found.test)) == (entry.num_train, entry.num_test)

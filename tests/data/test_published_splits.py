@@ -125,7 +125,7 @@ def test_the_published_test_images_of_landmarks_are_as_many_as_the_paper_says(
 ) -> None:
     users = tmp_path / "federated_train.csv"
     users.write_text("user_id,image_id,class\n0,none,0\n")  # its training images are not needed
-    found = curation.published(users, LANDMARKS, "user")
+    found = curation.from_split_files(users, LANDMARKS, "user")
     counts = np.bincount(found.labels[found.num_train :])
     assert counts.sum() == FIGURE3["test images"]
     assert (counts == 10).sum() == FIGURE3["classes with exactly 10 test images"]

@@ -33,9 +33,9 @@ Into = Annotated[
 def data_list(data: arguments.DataFolder = None, as_json: arguments.Json = False) -> None:
     """What data sets there are, and where each was found."""
     from fedlens.data import Source
-    from fedlens.data.fetch import listing
+    from fedlens.data.fetch import named_sets
 
-    rows = listing(Source(data))
+    rows = named_sets(Source(data))
     if as_json:
         print_json([row._asdict() for row in rows])
         return

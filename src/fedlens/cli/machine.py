@@ -50,7 +50,7 @@ def findings(data: Path | None = None) -> dict[str, Any]:
     import torch
 
     from fedlens.data import Source
-    from fedlens.data.fetch import listing
+    from fedlens.data.fetch import named_sets
     from fedlens.data.places import roots
     from fedlens.engines.processes import num_cores
     from fedlens.setup.devices import automatic_engine
@@ -68,7 +68,7 @@ def findings(data: Path | None = None) -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if on_gpu else None,
         "engine": automatic_engine(device, cohort=10),
         "data looked for in": ", ".join(map(str, roots(Source(data)))),
-        "data": {row.name: row.where for row in listing(Source(data))},
+        "data": {row.name: row.where for row in named_sets(Source(data))},
     }
 
 

@@ -46,14 +46,14 @@ def list_command(
         for name in KINDS:
             print(f"{name.ljust(max(map(len, KINDS)))}  {WORDS[name]}")
         return
-    from fedlens.config.explained import called, choices
+    from fedlens.config.explained import choices, in_a_line
 
     found = choices(KINDS[kind])
     width = max(map(len, found))
     for name, choice in found.items():
         records = _measured(name, whole=long) if kind == "recipes" else ""
         if long:
-            print(f"{called(name, choice)}{records}\n    {choice.words}")
+            print(f"{in_a_line(name, choice)}{records}\n    {choice.words}")
         else:
             print(f"{name.ljust(width)}  {choice.words}{records}")
 

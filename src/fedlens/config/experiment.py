@@ -247,10 +247,10 @@ class Experiment:
                 f"{path} has the keys of the FedAvg report: make an experiment of it with "
                 f"`fedlens import {path}`"
             )
-        _anchor_all(content, path.parent)
+        _make_absolute(content, path.parent)
         for override in [overrides] if isinstance(overrides, str) else overrides:
             apply_override(content, override)
-        _anchor_all(content, Path.cwd())
+        _make_absolute(content, Path.cwd())
         of_run = path.name == EXPERIMENT and is_run(path.parent)
         trusted = not of_run or trust_code or consent.trusts_all
         places = [Path.cwd(), path.parent, *(own_code(path.parent) if of_run else ())]
@@ -315,12 +315,12 @@ def _named(given: Any) -> Any:
     return given.named
 
 
-def _anchor_all(content: dict[str, Any], folder: Path) -> None:
+def _make_absolute(content: dict[str, Any], folder: Path) -> None:
     """Make all paths of an experiment absolute; absolute paths stay as they are."""
     clients = content.get("clients")
-    _anchor(content.get("dataset"), folder)
+    _make_path_absolute(content.get("dataset"), folder)
     for name in ("partition", "devices"):
-        _anchor(clients.get(name) if isinstance(clients, dict) else None, folder)
+        _make_path_absolute(clients.get(name) if isinstance(clients, dict) else None, folder)
     privacy = content.get("privacy")
     if isinstance(privacy, dict) and isinstance(privacy.get("ledger"), str):
         privacy["ledger"] = str((folder / expanded(privacy["ledger"])).resolve())
@@ -329,12 +329,12 @@ def _anchor_all(content: dict[str, Any], folder: Path) -> None:
         content["weights"] = str((folder / expanded(weights)).resolve())
 
 
-def _anchor(table: Any, folder: Path) -> None:
+def _make_path_absolute(table: Any, folder: Path) -> None:
     """Make the path of a table absolute, and also that of the partition in its key `of`."""
     if isinstance(table, dict):
         if isinstance(table.get("path"), str):
             table["path"] = str((folder / expanded(table["path"])).resolve())
-        _anchor(table.get("of"), folder)
+        _make_path_absolute(table.get("of"), folder)
 
 
 def as_plain(value: Any) -> Any:

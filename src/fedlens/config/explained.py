@@ -110,7 +110,7 @@ def _said(value: Any) -> str:
     return "none" if value is None else json.dumps(as_plain(value), default=str)
 
 
-def called(name: str, choice: Choice) -> str:
+def in_a_line(name: str, choice: Choice) -> str:
     """A name with its options and their defaults, in a line."""
     options = [f"{option} = {one.default or '...'}" for option, one in choice.options.items()]
     return f"{name} ({', '.join(options)})" if options else name
@@ -134,7 +134,7 @@ def explain(key: str) -> list[str]:
         lines.append(f"default: {known[key].default}")
     if (table := chosen_by_name().get(key)) is not None:
         lines.append("a number, or a schedule:" if table is SCHEDULES else "one of:")
-        lines += [f"  {called(name, one)}" for name, one in choices(table).items()]
+        lines += [f"  {in_a_line(name, one)}" for name, one in choices(table).items()]
         lines.append("  or a function of your own, as module:function")
     return lines
 

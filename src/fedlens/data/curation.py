@@ -45,7 +45,7 @@ def listing(name: str, place: Path) -> Listing:
     column, (needed, curate) = OWN_CLIENTS[name], SETS[name]
     splits = sorted(place.glob("federated_train*.csv"))
     if len(splits) == 1 and (place / "test.csv").is_file():
-        return published(splits[0], place / "test.csv", column)
+        return from_split_files(splits[0], place / "test.csv", column)
     lacking = [file for file in needed if not (place / file).is_file()]
     if lacking:
         raise ValueError(
@@ -56,7 +56,7 @@ def listing(name: str, place: Path) -> Listing:
         return curate(place)
 
 
-def published(train: Path, test: Path, column: str) -> Listing:
+def from_split_files(train: Path, test: Path, column: str) -> Listing:
     """Read the published files: user_id, image_id, class for train; image_id, class for test."""
     rows = [row for row in _table(train, "user_id", "image_id", "class") if row["user_id"] != "NA"]
     tests = _table(test, "image_id", "class")

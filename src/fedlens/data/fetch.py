@@ -36,8 +36,8 @@ from fedlens.storage.reading import BadFile, digest_of, reading
 ATTEMPTS = 4  # consecutive attempts without progress
 
 
-class Row(NamedTuple):
-    """A row of the list of named sets: its name, its folder if it is here, its contents."""
+class NamedSet(NamedTuple):
+    """A named set: its name, its folder if it is here, its contents."""
 
     name: str
     where: str | None
@@ -60,7 +60,7 @@ def get(
     in a folder named like the set. After a lost connection it waits `wait` seconds, then twice as
     long.
     """
-    entry = published(name)
+    entry = fetchable(name)
     form = entry.forms[0]
     folder = dest / form.folders[0]
     if all(md5_of(folder / file) == md5 for file, md5 in form.files.items()):
@@ -94,7 +94,7 @@ def get(
 
 def get_from(name: str, path: Path, dest: Path) -> Path:
     """Copy a set from a folder or from the published archive into `dest`, and verify it."""
-    entry = published(name)
+    entry = fetchable(name)
     with _writing(dest):
         dest.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
@@ -122,7 +122,7 @@ def check(name: str, source: Source) -> list[tuple[str, str]]:
         if not places:
             raise not_here(name, source, remedy_for(name))
         return [(str(place), store.state(place)) for place in places]
-    entry = published(name)
+    entry = fetchable(name)
     found = find(entry, roots(source))
     if found is None:
         raise not_here(name, source, remedy(name))
@@ -143,13 +143,13 @@ def _state(load: Callable[[], object], good: str) -> str:
     return good
 
 
-def listing(source: Source) -> list[Row]:
+def named_sets(source: Source) -> list[NamedSet]:
     """The named sets, the folder of each, and what is in it."""
-    rows = [Row(MINI, "inside the package", MINI_CONTENTS)]
+    rows = [NamedSet(MINI, "inside the package", MINI_CONTENTS)]
     for name, entry in PUBLISHED.items():
         found = find(entry, roots(source))
         here = str(found.folder) if found and not found.missing else None
-        rows.append(Row(name, here, entry.contents))
+        rows.append(NamedSet(name, here, entry.contents))
     for name, placed in PLACED.items():
         place, contents = None, placed.contents
         with suppress(ValueError):
@@ -157,10 +157,10 @@ def listing(source: Source) -> list[Row]:
         if name == "tiny-imagenet" and place is not None:  # it may have only some of its classes
             with suppress(OSError):
                 contents = tiny_imagenet_contents(place)
-        rows.append(Row(name, None if place is None else str(place), contents))
+        rows.append(NamedSet(name, None if place is None else str(place), contents))
     for name in SETS:
         made = ", ".join(map(str, _prepared(name, source)))
-        rows.append(Row(name, made or None, "made by `fedlens data prepare`"))
+        rows.append(NamedSet(name, made or None, "made by `fedlens data prepare`"))
     return rows
 
 
@@ -171,7 +171,7 @@ def here(source: Source) -> list[str]:
         found = find(entry, roots(source))
         if found and found.folder not in roots(source):  # files in a root may belong to another set
             partly.add(name)
-    return [row.name for row in listing(source) if row.where or row.name in partly]
+    return [row.name for row in named_sets(source) if row.where or row.name in partly]
 
 
 def remedy_for(name: str) -> str:
@@ -190,7 +190,7 @@ def _prepared(name: str, source: Source) -> list[Path]:
     return [place for root in roots(source) for place in sorted(root.glob(f"{name}-*"))]
 
 
-def published(name: str) -> Published:
+def fetchable(name: str) -> Published:
     """The entry called `name` in the catalogue; a ValueError if it cannot be fetched."""
     if name == MINI:
         raise ValueError(f"{name} is inside the package: there is nothing to fetch")

@@ -15,7 +15,7 @@ from fedlens.core.federation import Dataset, Examples
 from fedlens.data.arrays import demand_labels, held_out, mean_and_std
 from fedlens.data.pictures import pixels_of
 from fedlens.data.places import Counted
-from fedlens.storage import free_memory as memory
+from fedlens.storage import free_memory
 from fedlens.storage.reading import reason
 
 
@@ -95,7 +95,9 @@ def _examples(
             ) from error
         if i == 0:
             needed = count * one.numel() * one.element_size()
-            memory.demand(f"a set of {count:,} images", {"pixels": needed}, "choose a smaller size")
+            free_memory.demand(
+                f"a set of {count:,} images", {"pixels": needed}, "choose a smaller size"
+            )
             images = torch.empty(count, *one.shape, dtype=one.dtype).to(
                 memory_format=torch.channels_last
             )

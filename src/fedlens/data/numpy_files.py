@@ -13,7 +13,7 @@ from fedlens.config.options import did_you_mean
 from fedlens.core.federation import Dataset, Examples
 from fedlens.data.arrays import Column, demand_labels, examples, mean_and_std
 from fedlens.data.places import Source
-from fedlens.storage import free_memory as memory
+from fedlens.storage import free_memory
 from fedlens.storage.reading import reading
 
 ARRAY, ARCHIVE = b"\x93NUMPY", b"PK"  # first bytes of a .npy file and of a .npz file
@@ -59,7 +59,7 @@ def read(file: IO[bytes], name: str) -> dict[str, Column]:
         with zipfile.ZipFile(file) as archive:
             members = [member for member in archive.infolist() if member.filename[-4:] == ".npy"]
             sizes = {member.filename[:-4]: member.file_size for member in members}
-            memory.demand(name, sizes, "write a smaller one")
+            free_memory.demand(name, sizes, "write a smaller one")
             return {member.filename[:-4]: _array(archive, member) for member in members}
 
 

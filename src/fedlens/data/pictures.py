@@ -19,7 +19,7 @@ from fedlens.core.federation import Dataset, LeftOut
 from fedlens.data.arrays import Column, Pixels, examples, held_out, mean_and_std
 from fedlens.data.class_names import one_class_twice
 from fedlens.data.places import Counted
-from fedlens.storage import free_memory as memory
+from fedlens.storage import free_memory
 from fedlens.storage.reading import reason
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def decode(
     """
     needed = len(paths) * math.prod(shape) * channels
     what = f"a set of {len(paths):,} images"
-    memory.demand(what, {"pixels": needed}, "choose a smaller size")
+    free_memory.demand(what, {"pixels": needed}, "choose a smaller size")
     pixels = np.zeros((len(paths), *shape, channels), np.uint8)
 
     def fill(i: int) -> Undecodable | None:

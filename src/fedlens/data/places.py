@@ -56,7 +56,7 @@ Files = tuple[str, ...]
 """Patterns of file names, all in one folder."""
 
 
-class Placed(NamedTuple):
+class PlacedByUser(NamedTuple):
     """A data set whose files the user must put into a folder, as Fedlens cannot fetch them."""
 
     folders: tuple[str, ...]
@@ -68,19 +68,19 @@ class Placed(NamedTuple):
 LEAF = ("train/*.json", "test/*.json")
 DRAWINGS = ("images_background", "images_evaluation")
 PLACED = {
-    "tiny-imagenet": Placed(
+    "tiny-imagenet": PlacedByUser(
         folders=("tiny-imagenet-200",),
         forms=(("train", "words.txt", "val/val_annotations.txt"),),
         contents="100,000 + 10,000 images, 64×64, 200 classes",
         origin="unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip",
     ),
-    "femnist": Placed(
+    "femnist": PlacedByUser(
         folders=("femnist", "femnist/data"),
         forms=(LEAF, ("femnist*.npz",)),
         contents="characters by writer, 28×28, 62 classes",
         origin="make its files with LEAF (https://github.com/TalwalkarLab/leaf)",
     ),
-    "omniglot": Placed(
+    "omniglot": PlacedByUser(
         folders=("omniglot",),
         forms=(DRAWINGS, ("omniglot*.npz",)),
         contents="characters by drawer, 28×28, 1,623 classes",

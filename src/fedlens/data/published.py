@@ -25,7 +25,7 @@ from fedlens.core.federation import Dataset, Examples
 from fedlens.data import numpy_files
 from fedlens.data.arrays import Column, Pixels, examples
 from fedlens.data.places import Source, not_here, roots
-from fedlens.storage import free_memory as memory
+from fedlens.storage import free_memory
 from fedlens.storage.reading import MOST_UNPACKED, BadFile, reading
 
 
@@ -88,7 +88,7 @@ def read_idx(path: Path, ndim: int) -> NDArray[np.uint8]:
         if not size or size > most:
             why = "no examples" if not size else f"{most:,} bytes at the most, shorter than the"
             raise BadFile(path, why if not size else f"{why} {size:,} it announces")
-        memory.demand(f"{path}", {"images": size}, "take a machine with more, or fewer images")
+        free_memory.demand(f"{path}", {"images": size}, "take a machine with more, or fewer images")
         content = file.read(size + 1)
     if len(content) != size:
         said = "longer" if len(content) > size else f"{len(content):,} bytes, shorter"
@@ -394,7 +394,7 @@ def resized(dataset: Dataset, size: int | None) -> Dataset:
         raise ValueError(f"{dataset.name}: size is {size}: choose 1 or more, or leave it out")
     count, channels = len(dataset.train) + len(dataset.test), dataset.shape[0]
     needed = {f"images of {size}×{size}": count * channels * size**2}
-    memory.demand(dataset.name, needed, "choose a smaller size")
+    free_memory.demand(dataset.name, needed, "choose a smaller size")
 
     def of(part: Examples) -> Examples:
         images = torch.empty((len(part), size, size, channels), dtype=torch.uint8)
@@ -409,7 +409,7 @@ def resized(dataset: Dataset, size: int | None) -> Dataset:
     return replace(dataset, train=of(dataset.train), test=of(dataset.test))
 
 
-class Found(NamedTuple):
+class Located(NamedTuple):
     """A folder that holds all or some of the files of a set."""
 
     folder: Path
@@ -417,7 +417,7 @@ class Found(NamedTuple):
     missing: tuple[str, ...]
 
 
-def find(entry: Published, places: Sequence[Path]) -> Found | None:
+def find(entry: Published, places: Sequence[Path]) -> Located | None:
     """The first folder that holds a whole set, else the first that holds some of its files."""
     partly = None
     for root in places:
@@ -426,7 +426,7 @@ def find(entry: Published, places: Sequence[Path]) -> Found | None:
                 missing = tuple(name for name in form.files if not (folder / name).is_file())
                 if len(missing) == len(form.files) or _is_another(entry, form, folder):
                     continue
-                found = Found(folder, form, missing)
+                found = Located(folder, form, missing)
                 if not missing:
                     return found
                 partly = partly or found

@@ -26,7 +26,7 @@ from fedlens.data.arrays import Column, examples, mean_and_std
 from fedlens.data.curation import Listing
 from fedlens.data.pictures import ENDINGS, read
 from fedlens.data.places import Source, not_here, roots
-from fedlens.storage import free_memory as memory
+from fedlens.storage import free_memory
 from fedlens.storage.files import remove_leftovers, replacing, write_atomically
 from fedlens.storage.locks import one_writer
 from fedlens.storage.reading import Fields, demand_fields, digest_of, reading
@@ -258,7 +258,7 @@ def _mapped(file: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
                     new.write(bytes(min(BLOCK, size - start)))
         except OSError as error:
             file.unlink()
-            need = f"{file} needs {memory.in_words(size)} ({error.strerror})"
+            need = f"{file} needs {free_memory.in_words(size)} ({error.strerror})"
             raise OSError(f"{need}: free some space, or choose another --data") from error
     return np.memmap(file, dtype, "r+", shape=shape)
 

@@ -144,7 +144,7 @@ def survey(
         )
     laid = read_layout(folder, files, layout, lambda name: f"add --layout {name}", guess=True)
 
-    def look(one: Placed) -> Seen | str:
+    def examined(one: Placed) -> Seen | str:
         file = folder / one.file
         try:
             size, gray = glance(file, megapixels)
@@ -153,16 +153,18 @@ def survey(
         return Seen(*one, size, gray, hashlib.sha256(file.read_bytes()).hexdigest())
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        looked = []
-        for one in pool.map(look, laid.placed):
-            looked.append(one)
+        found_so_far = []
+        for one in pool.map(examined, laid.placed):
+            found_so_far.append(one)
             if watch is not None:
-                watch(len(looked), len(files))
-    seen = [one for one in looked if isinstance(one, Seen)]
+                watch(len(found_so_far), len(files))
+    seen = [one for one in found_so_far if isinstance(one, Seen)]
     if not seen:
-        raise ValueError(f"none of the {len(files)} images in {folder} can be decoded: {looked[0]}")
+        raise ValueError(
+            f"none of the {len(files)} images in {folder} can be decoded: {found_so_far[0]}"
+        )
     refuse_strangers((folder / one.path, one.label, one.split) for one in seen)
-    broken = [one for one in looked if isinstance(one, str)]
+    broken = [one for one in found_so_far if isinstance(one, str)]
     bare = without_images(folder, files, laid.num_levels)
     found = Survey(folder, laid, seen, broken, suffixes, bare)
     if len(found.classes) == 1:

@@ -15,6 +15,7 @@ from fedlens.config.experiment import Experiment
 from fedlens.core import Tree
 from fedlens.core.federation import Examples
 from fedlens.core.trees import HostCopy, moved
+from fedlens.data.places import Counted
 from fedlens.engines import Engine
 from fedlens.engines.graphs import aside
 from fedlens.evaluation.intervals import FEWEST, Interval, bootstrap
@@ -49,7 +50,7 @@ class Twin(NamedTuple):
     by_client: tuple[float, ...] | None = None  # accuracies on clients' tests; NaN without one
 
 
-class ByClient(NamedTuple):
+class ClientAccuracies(NamedTuple):
     """The accuracy of models on each client's test examples; NaN if a client has none."""
 
     federated: Tensor  # [K] of the run: a client's own model, if it has one
@@ -85,10 +86,7 @@ class Measured(NamedTuple):
     reliability: Tensor | None
 
 
-Tell = Callable[[int, int], None]
-"""A progress callback: called with the number done and the total."""
-
-Counts = tuple[dict[str, Measured], Tensor | None]
+Unread = tuple[dict[str, Measured], Tensor | None]
 """What was measured by part; and for clients' tests, which examples are classified correctly."""
 
 
@@ -109,7 +107,7 @@ class Evaluation:
     """All measures of an experiment's model after a round."""
 
     def __init__(
-        self, setup: Setup, engine: Engine, state: State, tell: Tell = lambda *_: None
+        self, setup: Setup, engine: Engine, state: State, tell: Counted = lambda *_: None
     ) -> None:
         """`tell` is called with the number of images tested, over all parts, and the total."""
         self.setup, self.engine, self.state, self.tell = setup, engine, state, tell
@@ -122,7 +120,7 @@ class Evaluation:
             self._counts = HostCopy(self._counted())
         return self._counts
 
-    def _counted(self) -> Counts:
+    def _counted(self) -> Unread:
         setup, engine, state, tell = self.setup, self.engine, self.state, self.tell
         loss, num_classes = setup.program.algorithm.objective.loss, setup.dataset.num_classes
         keep_logits = any(metric.reads_logits for metric in self.metrics)

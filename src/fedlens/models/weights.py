@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedlens.core import Tree
 from fedlens.data.places import cache
-from fedlens.storage import free_memory as memory
+from fedlens.storage import free_memory
 from fedlens.storage.download import Unreachable, receive
 from fedlens.storage.files import replacing
 from fedlens.storage.reading import (
@@ -204,7 +204,7 @@ def _tensors(path: Path, called: str) -> Tree:
     """The tensors of a file, by name. Errors name the file `called`, not its path in the cache."""
     if path.suffix not in (".safetensors", ".pt", ".pth"):
         raise ValueError(f"{called} is of no known kind: give .safetensors, .pt or .pth")
-    memory.demand(called, {"weights": path.stat().st_size}, "take a machine with more")
+    free_memory.demand(called, {"weights": path.stat().st_size}, "take a machine with more")
     with (
         reading(called, "save model.state_dict() alone, best as .safetensors"),
         warnings.catch_warnings(),

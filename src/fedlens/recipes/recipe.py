@@ -105,9 +105,9 @@ class Scale:
 
     @cached_property
     def _here(self) -> frozenset[str]:
-        from fedlens.data.fetch import listing
+        from fedlens.data.fetch import named_sets
 
-        return frozenset(row.name for row in listing(Source(self.data)) if row.where)
+        return frozenset(row.name for row in named_sets(Source(self.data)) if row.where)
 
 
 class Measured(NamedTuple):

@@ -26,7 +26,7 @@ from fedlens.core import Tree
 from fedlens.core.federation import Fixed
 from fedlens.data.places import cache
 from fedlens.evaluation.evaluate import (
-    ByClient,
+    ClientAccuracies,
     Twin,
     correct_answers,
     judge,
@@ -73,7 +73,7 @@ def check_clients_are_tested(setup: Setup) -> None:
 
 def by_client(
     setup: Setup, final: State, twin: Twin | None, watch: Watch | None
-) -> ByClient | None:
+) -> ClientAccuracies | None:
     """The accuracies by client that the experiment asks for, given the final state, if any.
 
     During training, `watch` is called after each pass with its number (`tuned` or `alone`), or each
@@ -92,7 +92,7 @@ def by_client(
     tests = setup.client_tests
     assert tests is not None, "who asks for it was checked"
     right = correct_answers(setup, setup.engine, final).cpu()
-    found = ByClient(accuracy_by_client(right, tests.holdings))
+    found = ClientAccuracies(accuracy_by_client(right, tests.holdings))
     if twin is not None and twin.by_client is not None:
         found = found._replace(centralised=torch.tensor(twin.by_client, dtype=torch.float64))
     if compares:
@@ -118,7 +118,7 @@ def by_client(
 
 
 def _baselines(setup: Setup, rounds: int, passes: int, watch: Watch | None) -> dict[str, Any]:
-    """FedAvg with the run's settings, tuned by each client, and clients alone; see `ByClient`.
+    """FedAvg with the run's settings, tuned by each client, and clients alone.
 
     They depend on nothing that the algorithm changes, and are kept for the next run like twins.
     """

@@ -26,7 +26,7 @@ from fedlens.core import Tree
 from fedlens.core.trees import HostCopy
 from fedlens.engines import Engine
 from fedlens.engines.trainer import TorchSettings
-from fedlens.evaluation.evaluate import ByClient, Details, Evaluation, Twin
+from fedlens.evaluation.evaluate import ClientAccuracies, Details, Evaluation, Twin
 from fedlens.evaluation.measures import OF_MODEL, PARTS, measure_name
 from fedlens.privacy.ledger import LimitReached
 from fedlens.rounds import RoundInput, State, begin, run_rounds
@@ -142,7 +142,7 @@ class ActiveRun:
         *,
         twin: Twin | None = None,
         watch: Watch | None = None,
-        by_client: Callable[..., ByClient | None] | None = None,
+        by_client: Callable[..., ClientAccuracies | None] | None = None,
     ) -> None:
         self.setup, self.folder, self.records = setup, folder, list(saved.records)
         self.watch, self.twin, self.by_client = watch, twin, by_client

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedlens.config.names import OUTCOMES, RECORD_FIELDS, REPORTED
 from fedlens.engines.trainer import largest_yet
-from fedlens.evaluation.evaluate import ByClient, Twin, primary_part
+from fedlens.evaluation.evaluate import ClientAccuracies, Twin, primary_part
 from fedlens.evaluation.intervals import bootstrap_mean, holm, p_value
 from fedlens.evaluation.measures import OF_MODEL, best, measure_name
 from fedlens.evaluation.metrics import spread
@@ -91,7 +91,7 @@ def _measured(records: list[Record]) -> Record:
     return {key: last[key] for key in last if key not in RECORD_FIELDS and "." not in key}
 
 
-def gains(found: ByClient, seed: int) -> dict[str, Any]:
+def gains(found: ClientAccuracies, seed: int) -> dict[str, Any]:
     """The models of the run compared with others, client by client: which clients gain?
 
     This is the entry `against` of a summary. p-values are of paired differences over clients
@@ -121,7 +121,7 @@ def gains(found: ByClient, seed: int) -> dict[str, Any]:
     return {"against": against} if against else {}
 
 
-def personal_measures(found: ByClient) -> dict[str, float]:
+def personal_measures(found: ClientAccuracies) -> dict[str, float]:
     """How good clients' own models are, and the share of clients that are better off than alone."""
     new = found.unseen
     of_clients = spread(found.federated if new is None else found.federated[~new])
@@ -136,7 +136,7 @@ def personal_measures(found: ByClient) -> dict[str, float]:
     return measures
 
 
-def _compared(found: ByClient, own: Tensor) -> Tensor:  # [K] bool
+def _compared(found: ClientAccuracies, own: Tensor) -> Tensor:  # [K] bool
     """The clients that took part, or might have, and have both accuracies."""
     known = ~(own.isnan() | found.federated.isnan())
     return known if found.unseen is None else known & ~found.unseen

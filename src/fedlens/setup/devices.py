@@ -22,7 +22,7 @@ from fedlens.engines.processes import num_cores
 from fedlens.engines.ray import OnDisk
 from fedlens.network.network import Network
 from fedlens.setup.tryouts import stacking_fails
-from fedlens.storage import free_memory as memory
+from fedlens.storage import free_memory
 
 PRECISIONS = {
     "fp32": (torch.float32, torch.float32),
@@ -150,7 +150,7 @@ def demand_memory(
     batch = min(experiment.local.batch_size, held)
     # Confusion matrices: of a batch, of the batches before it, and their sum.
     answers = 3 * dataset.num_classes * (dataset.num_classes + 1) * 8
-    memory.demand(
+    free_memory.demand(
         "a round",
         {
             f"{training + 1} models": _num_parameters(experiment, dataset) * copies,

@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedlens.storage import free_memory as memory
+from fedlens.storage import free_memory
 
 LONGEST = 300  # characters of a reason: it may quote the content of the file
 
@@ -78,11 +78,11 @@ def unpacked(file: Path) -> bytes:
     """The content of a file, gunzipped if it ends in .gz; refuses more than fits into memory."""
     if file.suffix != ".gz":
         return file.read_bytes()
-    most = memory.available() // UNPACKED_SHARE
+    most = free_memory.available() // UNPACKED_SHARE
     with gzip.open(file) as opened:
         content = opened.read(most + 1)
     if len(content) > most:
-        raise ValueError(f"it unpacks to more than {memory.in_words(most)}")
+        raise ValueError(f"it unpacks to more than {free_memory.in_words(most)}")
     return content
 
 
