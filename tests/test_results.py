@@ -14,6 +14,7 @@ import pytest
 from fedlens.config.experiment import Experiment
 from fedlens.config.names import DATASETS
 from fedlens.recipes import RECIPES, slug
+from fedlens.recipes.findings.compared import ENDS
 from fedlens.recipes.hsu2020 import setting
 from fedlens.recipes.hsu2020.cifar import CENTRALISED, DIVERGED, best, chosen
 from fedlens.recipes.recipe import Recipe, Recorded, Results, Scale, with_settings
@@ -206,6 +207,23 @@ def test_the_line_of_fedavgm_in_figure_4_has_points_only_of_runs_with_momentum()
         if line.name.startswith("FedAvgM"):
             assert set(line.x) <= with_momentum
     assert [len(line.x) for line in lines] == [8, 8, 3, 2]
+
+
+@pytest.mark.parametrize("name", [name for name in INDEX if name.startswith("findings/")])
+def test_what_findings_compare_stands_on_their_page_with_corrected_intervals_and_n(name):
+    """All tables of a finding that have intervals, row by row."""
+    said = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+    recipe, results = restored(name)
+    rows = [
+        [str(cell) for cell in row]
+        for block in recipe.blocks(results)
+        if isinstance(block, Table) and block.header[-1] == "n" and block.title != ENDS
+        for row in block.rows
+    ]
+    assert rows
+    for row in rows:
+        whole, short = f"| {' | '.join(row)} |", f"{row[1]} ({row[2]})"
+        assert whole in said or (short in said and int(row[-1]) == 10), row
 
 
 def test_there_are_as_many_runs_as_the_front_page_says():

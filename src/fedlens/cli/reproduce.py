@@ -15,6 +15,8 @@ from fedlens.cli.stopping import going_on_by
 from fedlens.recipes import ScaleName
 from fedlens.runs.progress import counted, in_rounds, percent, shown, span
 
+STORE = Path("results", "papers")  # in a checkout: what findings are drawn from
+
 if TYPE_CHECKING:
     from fedlens.recipes.reproduce import Reproduced, Reproduction, Together
 
@@ -30,8 +32,9 @@ def reproduce_command(
         ),
     ],
     scale: Annotated[
-        ScaleName, Option(help="smoke: seconds; small: minutes; paper: its own settings.")
-    ] = "small",
+        ScaleName | None,
+        Option(help="smoke: seconds; small: minutes; paper: its own settings. [default: small]"),
+    ] = None,
     seeds: Annotated[
         int | None, Option(help="Seeds of each run, in place of the recipe's number.")
     ] = None,
@@ -66,10 +69,16 @@ def reproduce_command(
     as_json: arguments.Json = False,
 ) -> None:
     """Reproduce tables and figures of papers. Finished runs are kept."""
+    from fedlens.recipes.store import FINDINGS, INDEX
     from fedlens.report.drawing import save_all, worker_processes
 
     names = list(dict.fromkeys(word for word in words if "=" not in word))
     overrides = [word for word in words if "=" in word]
+    is_bare = not (scale or stored or store or seeds or only or overrides or overwrite or only_plan)
+    is_finding = len(names) == 1 and names[0].startswith(f"{FINDINGS}/")
+    if is_bare and is_finding and (STORE / INDEX).is_file():
+        stored, scale = STORE, "paper"
+    scale = scale or "small"
     if store is None and revision is not None:
         raise ValueError(f"--revision {revision} is for --store: add that, or omit it")
     if store is not None and scale != "paper":

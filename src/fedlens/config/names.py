@@ -182,6 +182,8 @@ RECIPES = ByName(
         "attacks/bucketing": "attacks.bucketing",
         "attacks/byzfl-heat-map": "attacks.heat_map",
         "attacks/methods": "attacks.methods",
+        "findings/double-softmax findings/step-size findings/lost-data": "findings.items",
+        "findings/liadmm findings/fedns findings/virtual-clients": "findings.items",
     },
 )
 

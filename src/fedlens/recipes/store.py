@@ -58,6 +58,7 @@ MOST_ROUNDS = 4_000_000  # of all runs in a file
 
 LEFT_OUT = frozenset({"round", "clients", "trust", "seconds", "evaluation_seconds"})
 DIGITS, FEWER = 6, 5
+FINDINGS = "findings"  # made of the runs of all papers
 LONG = 1000  # rounds of a run above which the loss of local training has `FEWER` digits
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "pb": 0}]
 
@@ -235,7 +236,7 @@ def pack(
         shared = {
             other: (about.runs, _by_place(file_of(store, other)))
             for other, about in index.items()
-            if other != item and other.partition("/")[0] == paper
+            if other != item and paper in (FINDINGS, other.partition("/")[0])
         }
         for cell, of_cell in runs.items():
             for run in of_cell:

@@ -213,9 +213,14 @@ def composed(scale: Scale) -> Recipe:
     """Beyond the paper: FedVC, FedIR and both, with FedAvg and FedAvgM, on both populations."""
     cells: Cells = {}
     for which in PLACES:
-        cells |= _cells(scale, population(scale, which), COMPOSED, which)
+        cells |= each_alone(scale, which)
     cells |= _bounds(scale)
     return recipe(scale, PLACES, "composed", cells=cells, blocks=_composed, ours=True)
+
+
+def each_alone(scale: Scale, which: Which) -> Cells:
+    """The cells of `composed` on one population."""
+    return _cells(scale, population(scale, which), COMPOSED, which)
 
 
 def _composed(results: Results) -> list[Block]:

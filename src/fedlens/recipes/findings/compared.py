@@ -1,0 +1,118 @@
+"""The statistics of all findings, fixed before anything is read.
+
+A run counts by its read-out: the mean test accuracy of its last ten evaluations. Runs are paired by
+seed. Intervals are Student's, and hold together for all comparisons of a table (Bonferroni);
+p-values are corrected for the same number (Holm).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from statistics import fmean
+
+from fedlens.evaluation.intervals import holm
+from fedlens.recipes.page import mean_of
+from fedlens.recipes.recipe import Measured, Results
+from fedlens.report.blocks import Intervals, Marks, Table
+from fedlens.report.numbers import NONE
+from fedlens.report.pairs import CONFIDENCE, estimate, format_p, points
+from fedlens.runs.records import Run, settings
+
+LAST = 10  # evaluations
+TITLE, ENDS = "What differs", "Where they end"
+
+Sum = Mapping[str, float]
+"""A sum of cells, each with its factor: {"a": 1, "b": -1} is how far a is ahead of b."""
+
+
+def evaluated(run: Run) -> list[float]:
+    """The test accuracies in every `evaluate.every`-th round: some runs have more in between."""
+    every = int(settings(run.experiment)["evaluate.every"])
+    return [y for round, y in zip(*run.curve("test_accuracy"), strict=True) if round % every == 0]
+
+
+def read_out(run: Run) -> float:
+    """NaN for a run that diverged: it has no end."""
+    values = evaluated(run)[-LAST:]
+    return math.nan if run.status == "diverged" or not values else fmean(values)
+
+
+ReadOut = Callable[[Run], float]
+
+
+def ahead(one: str, other: str) -> Sum:
+    return {one: 1.0, other: -1.0}
+
+
+def by_seed(results: Results, sum: Sum, read_out: ReadOut) -> dict[int, float]:
+    """The sum for each seed that all of its cells were run with."""
+    read = [
+        {int(run.manifest["seed"]): factor * read_out(run) for run in results.runs[cell]}
+        for cell, factor in sum.items()
+    ]
+    seeds = set.intersection(*map(set, read))
+    return {seed: math.fsum(one[seed] for one in read) for seed in sorted(seeds)}
+
+
+def compared(
+    results: Results,
+    sums: Mapping[str, Sum],
+    title: str = TITLE,
+    read_out: ReadOut = read_out,
+) -> Table:
+    """The table of comparisons, by their names."""
+    found = {name: [*by_seed(results, sum, read_out).values()] for name, sum in sums.items()}
+    shown = {name: values for name, values in found.items() if values}
+    together = 1 - (1 - CONFIDENCE) / max(len(shown), 1)
+    told = {
+        name: estimate(values, together) if all(map(math.isfinite, values)) else None
+        for name, values in shown.items()
+    }
+    sure = holm([one.p if one else None for one in told.values()])
+    rows: list[list[str]] = []
+    for (name, one), p in zip(told.items(), sure, strict=True):
+        cells = ["diverged", NONE, NONE]
+        if one is not None:
+            interval = NONE if one.low is None else f"{points(one.low)} to {points(one.high)}"
+            cells = [points(one.mean), interval, NONE if p is None else format_p(p)]
+        rows.append([name, *cells, str(len(shown[name]))])
+    return Table(
+        title=title,
+        header=("comparison", "points", "interval", "p (Holm)", "n"),
+        rows=rows,
+    )
+
+
+def levels(results: Results, cells: Iterable[str]) -> Table:
+    """The read-outs of cells: mean and deviation over seeds."""
+    rows = [
+        [cell, mean_of(Measured.of([*map(read_out, runs)])), str(len(runs))]
+        for cell in cells
+        if (runs := results.runs[cell])
+    ]
+    return Table(title=ENDS, header=("runs", "accuracy, %", "n"), rows=rows)
+
+
+def pictured(table: Table, title: str) -> Intervals:
+    """The comparisons of a table as a picture."""
+
+    def number(text: str) -> float | None:
+        return None if text in (NONE, "diverged") else float(text.replace("−", "-"))
+
+    ends = [[number(end) for end in str(row[2]).split(" to ")] * 2 for row in table.rows]
+    return Intervals(
+        title=title,
+        rows=[str(row[0]) for row in table.rows],
+        series=[
+            Marks(
+                "difference",
+                [number(str(row[1])) for row in table.rows],
+                [one[0] for one in ends],
+                [one[1] for one in ends],
+            )
+        ],
+        x_label="points of accuracy",
+        digits=2,
+        zero=True,
+    )

@@ -1,0 +1,308 @@
+"""The findings, each a question about a paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from statistics import fmean
+
+from fedlens.config.experiment import Experiment, Named
+from fedlens.evaluation.intervals import wilson
+from fedlens.recipes.fedavg_cifar10 import setting as report
+from fedlens.recipes.fedns.setting import table1
+from fedlens.recipes.findings.compared import Sum, ahead, compared, evaluated, levels, pictured
+from fedlens.recipes.ghaemi.algorithms import (
+    AS_PUBLISHED,
+    FORMS,
+    OURS,
+    READINGS,
+    SPLITS,
+    dead_runs,
+    experiment,
+    is_dead,
+    published,
+)
+from fedlens.recipes.hsu2020.tables import each_alone
+from fedlens.recipes.page import curves, note, told
+from fedlens.recipes.recipe import Measured, Recipe, Results, Scale, with_settings
+from fedlens.report.blocks import Block, Curves, Line, Table
+from fedlens.report.numbers import NONE
+from fedlens.report.pairs import estimate
+from fedlens.runs.records import Run
+
+Figure = Callable[[Results], list[Block]]
+
+
+def finding(
+    scale: Scale,
+    item: str,
+    cells: Mapping[str, Experiment],
+    sums: Mapping[str, Sum],
+    shown: Figure,
+    *,
+    dataset: str,
+    seeds: int,
+) -> Recipe:
+    """A page with a figure, where runs end, how they differ, and what that does not say."""
+
+    def blocks(results: Results) -> list[Block]:
+        figure, *more = shown(results)
+        found = [compared(results, sums), levels(results, cells)]
+        notes = [note(__name__, "The statistics"), note(__name__, f"{item} / Limits")]
+        return [figure, *found, *more, *notes]
+
+    return Recipe(
+        *told(__name__, item),
+        blocks,
+        cells=cells,
+        seeds=range(scale.pick(1, 1, seeds)),
+        stand_in=scale.instead(dataset),
+        ours=True,
+    )
+
+
+def double_softmax(scale: Scale) -> Recipe:
+    """Does it cost accuracy, and does it kill runs?"""
+    fast = {**FORMS[OURS], "lr": 0.05}
+    forms = {**FORMS, f"{OURS}, lr 0.05": fast}
+    cells = {
+        f"{s}, {name}": experiment(scale, s, **how) for s in SPLITS for name, how in forms.items()
+    }
+    saturated = [f"{split}, {AS_PUBLISHED}" for split in SPLITS]
+    if scale.name == "paper":
+        for precision in ("tf32", "fp32"):
+            cell = f"{saturated[1]}, {precision}"
+            cells[cell] = replace(cells[saturated[1]], precision=precision)
+            saturated.append(cell)
+    sums = {
+        "iid: logits − double softmax, both at lr 0.05": ahead(
+            f"iid, {OURS}, lr 0.05", saturated[0]
+        ),
+        "iid: logits at lr 0.01 − double softmax": ahead(f"iid, {OURS}", saturated[0]),
+        "two classes: logits at lr 0.01 − double softmax, dead runs included": ahead(
+            f"non-iid, {OURS}", saturated[1]
+        ),
+    }
+
+    def shown(results: Results) -> list[Block]:
+        each = [
+            Line(f"seed {run.manifest['seed']}", *run.curve("test_accuracy"))
+            for run in results.runs[saturated[1]]
+        ]
+        figure = Curves(
+            title="Each run with two classes, double softmax",
+            lines=each,
+            y_label="test accuracy",
+            percent=True,
+        )
+        return [figure, dead_runs(results, saturated), _dead_by_seed(results, saturated[1:])]
+
+    return finding(scale, "double-softmax", cells, sums, shown, dataset="fashion-mnist", seeds=10)
+
+
+def _dead_by_seed(results: Results, cells: list[str]) -> Table:
+    """The share of dead runs: of each precision, and of all with a seed as one subject."""
+    rows, by_seed = [], dict[int, list[float]]()
+    for cell in cells:
+        dead = {int(run.manifest["seed"]): float(is_dead(run)) for run in results.runs[cell]}
+        for seed, value in dead.items():
+            by_seed.setdefault(seed, []).append(value)
+        if dead:
+            share = fmean(dead.values())
+            low, high = wilson(share, len(dead))
+            rows.append(
+                [cell, f"{100 * share:.0f}", f"{100 * low:.0f} to {100 * high:.0f}", f"{len(dead)}"]
+            )
+    if len(rows) > 1:
+        one = estimate([fmean(values) for values in by_seed.values()])
+        ends = NONE
+        if one.low is not None and one.high is not None:
+            ends = f"{100 * max(one.low, 0):.0f} to {100 * one.high:.0f}"
+        rows.append(["all, a seed as one", f"{100 * one.mean:.0f}", ends, str(one.n)])
+    return Table(
+        title="The share of dead runs", header=("runs", "dead, %", "interval, %", "n"), rows=rows
+    )
+
+
+def step_size(scale: Scale) -> Recipe:
+    """Is it more clients that help, or the longer step that λ then makes?"""
+    cells = {
+        f"{name}, {c} a round": report.experiment(scale, rule, count=10, per_round=c)
+        for name, rule in report.RULES.items()
+        for c in report.COHORTS
+    }
+    few, many = report.COHORTS[0], report.COHORTS[-1]
+    rise = {
+        name: ahead(f"{name}, {many} a round", f"{name}, {few} a round") for name in report.RULES
+    }
+    sums: dict[str, Sum] = {f"{name}: {many} − {few} a round": sum for name, sum in rise.items()}
+    lam, avg = rise.values()
+    less = {cell: -factor for cell, factor in avg.items()}
+    sums["the rise under the λ rule − the rise under FedAvg"] = {**lam, **less}
+    sums[f"FedAvg with {few} − λ rule with {many} a round"] = ahead(
+        f"FedAvg, {few} a round", f"λ rule, {many} a round"
+    )
+
+    def shown(results: Results) -> list[Block]:
+        return [curves(results, title="Test accuracy by round")]
+
+    return finding(scale, "step-size", cells, sums, shown, dataset="cifar10", seeds=5)
+
+
+def lost_data(scale: Scale) -> Recipe:
+    """Do unequal clients cost accuracy, or the images that the printed code leaves out?"""
+    rule = {name: f"λ rule, {name}" for name in report.SPLITS}
+    cells = {
+        cell: report.experiment(scale, report.LAMBDA, partition=report.SPLITS[name], rounds=30)
+        for name, cell in rule.items()
+    }
+    for name in ("homogeneous", "low, renormalised"):
+        cells[f"FedAvg, {name}"] = report.experiment(
+            scale, report.FEDAVG, partition=report.SPLITS[name], rounds=30
+        )
+    whole, quarter = rule["homogeneous"], rule["equal, a quarter of the images"]
+    low = rule["low, truncated"]
+    sums = {
+        "low as printed − equal clients, all images": ahead(low, whole),
+        "equal clients: a quarter − all images": ahead(quarter, whole),
+        "at a quarter of the images: low as printed − equal": ahead(low, quarter),
+        "all images: low − equal": ahead(rule["low, renormalised"], whole),
+        "FedAvg, all images: low − equal": ahead(
+            "FedAvg, low, renormalised", "FedAvg, homogeneous"
+        ),
+    }
+
+    def shown(results: Results) -> list[Block]:
+        lines = {cell: name for name, cell in rule.items()}
+        return [curves(results, lines, title="Test accuracy by round, λ rule")]
+
+    return finding(scale, "lost-data", cells, sums, shown, dataset="cifar10", seeds=3)
+
+
+SENT = {"after": "dual once, sampled", "before": "sent before training, sampled"}
+
+
+def liadmm(scale: Scale) -> Recipe:
+    """Does the server average states from before the clients' training?"""
+    cells = {
+        f"{split}, {reading}": experiment(
+            scale, split, Named("liadmm", {"gamma": FORMS[AS_PUBLISHED]["lr"], **READINGS[reading]})
+        )
+        for split in SPLITS
+        for reading in SENT.values()
+    }
+    sums = {
+        f"{split}: sent before − after training": ahead(
+            *(f"{split}, {SENT[when]}" for when in ("before", "after"))
+        )
+        for split in SPLITS
+    }
+
+    def shown(results: Results) -> list[Block]:
+        rounds = max(run.num_rounds for run in results.all)
+        lines = {f"iid, {reading}": reading for reading in SENT.values()}
+        theirs = {"the report": published("LIADMM", "iid")["test_acc"][:rounds]}
+        figure = curves(results, lines, title="iid clients: test accuracy", published=theirs)
+        return [figure, _distances(results)]
+
+    return finding(scale, "liadmm", cells, sums, shown, dataset="fashion-mnist", seeds=10)
+
+
+FROM = 20  # rounds after which curves are compared with those of the report
+
+
+def _distances(results: Results) -> Table:
+    """How far runs are from the report's curve, on average over rounds, in points."""
+    rows: list[list[str]] = []
+    for split in SPLITS:
+        theirs = published("LIADMM", split)["test_acc"]
+        for when, reading in SENT.items():
+            apart = []
+            for run in results.runs[f"{split}, {reading}"]:
+                pairs = zip(run.curve("test_accuracy")[1], theirs, strict=False)
+                late = [abs(y - t) for y, t in [*pairs][FROM:] if t is not None]
+                apart.append(fmean(late) if late else None)
+            found = Measured.of(apart)
+            if found is not None:
+                spread = NONE if found.std is None else f"{100 * found.std:.1f}"
+                rows.append(
+                    [
+                        f"{split}, sent {when} training",
+                        f"{100 * found.mean:.1f}",
+                        spread,
+                        str(found.seeds),
+                    ]
+                )
+    return Table(
+        title="Mean distance from the report's curve, points",
+        header=("runs", "points", "deviation", "n"),
+        rows=rows,
+    )
+
+
+MOMENTA = (0.0, 0.5, 0.7, 0.8, 0.9)
+
+
+def fedns(scale: Scale) -> Recipe:
+    """What does FedNS gain, at which momentum?"""
+    table = table1(scale)
+    forms = {
+        f"momentum {m:g}": [f"local.momentum={m}"]
+        for m in scale.pick(MOMENTA[::2], *2 * (MOMENTA,))
+    }
+    forms["lr 0.05"] = ["local.lr=0.05"]
+    cells = {
+        f"{cell}, {form}": one
+        for form, settings in forms.items()
+        for cell, one in with_settings(table, settings).cells.items()
+    }
+    pairs = [("iid", "FedNS"), ("non-iid", "FedNS"), ("non-iid", "FedAvg+lastFC")]
+    sums = {
+        f"{split}, {form}: {name} − FedAvg": ahead(
+            f"{split}, {name}, {form}", f"{split}, FedAvg, {form}"
+        )
+        for split, name in pairs
+        for form in forms
+    }
+
+    def shown(results: Results) -> list[Block]:
+        return [pictured(compared(results, sums), "How far ahead of FedAvg")]
+
+    return finding(scale, "fedns", cells, sums, shown, dataset="fashion-mnist", seeds=10)
+
+
+def virtual_clients(scale: Scale) -> Recipe:
+    """What do FedVC, FedIR and momentum bring, and is FedVC less volatile?"""
+    cells = each_alone(scale, "geo")
+    bases = ("FedAvg", "FedAvgM")
+    sums = {
+        f"{base}: with {what} − without": ahead(f"geo, {base}, {what}", f"geo, {base}")
+        for base in bases
+        for what in ("FedVC", "FedIR")
+    }
+    sums["FedAvgM − FedAvg"] = ahead(*(f"geo, {base}" for base in reversed(bases)))
+    calmer = {name: sum for name, sum in sums.items() if "FedVC" in name}
+
+    def shown(results: Results) -> list[Block]:
+        return [
+            curves(results, title="Test accuracy by round"),
+            compared(results, calmer, VOLATILITY, volatility),
+        ]
+
+    return finding(scale, "virtual-clients", cells, sums, shown, dataset="cifar10", seeds=3)
+
+
+VOLATILITY = "How much less volatile"
+
+
+def volatility(run: Run) -> float:
+    """How much test accuracy changes from one evaluation to the next: root mean square, late.
+
+    That is over the second half of the evaluations, where it rises little.
+    """
+    values = evaluated(run)
+    late = values[len(values) // 2 :]
+    steps = [b - a for a, b in pairwise(late)]
+    return math.sqrt(fmean(x * x for x in steps)) if steps else math.nan
