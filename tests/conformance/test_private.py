@@ -12,7 +12,7 @@ from torch import Tensor
 import fedlens as fl
 from fedlens.algorithm import compose
 from fedlens.algorithm.pieces import Constant, Cyclic, Equally, Poisson, Uniformly, difference
-from fedlens.algorithm.private import ClipAndNoise, with_privacy
+from fedlens.algorithm.private import BELOW, ClipAndNoise, with_privacy
 from fedlens.algorithm.slots import Select
 from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.admm import fedadmm
@@ -124,6 +124,17 @@ def test_the_result_lies_on_a_grid_a_thousandth_of_the_noise_and_nothing_finer()
     grid = 2.0 ** math.floor(math.log2(0.2 / 1024))
     assert bool(((found / grid) == (found / grid).round()).all())
     assert 0.2 / grid >= 1024
+
+
+def test_the_noisy_count_that_moves_a_clip_lies_on_such_a_grid_too():
+    clip = Adaptive(quantile=0.5, start=1.0, lr=1.0, count_noise=2.0)
+    one = step(replace(FIXED, noise=1.0, clip=clip))
+    memory, grid = one.begin({"a": torch.zeros(1)}), 2.0 ** math.floor(math.log2(2 / 5 / 1024))
+    for round in range(4):
+        sums = {"a": torch.zeros(1, dtype=DOUBLE), BELOW: torch.full((1,), 0.3, dtype=DOUBLE)}
+        later = one.decode(sums, keys.root(0, round), NOBODY, memory, round).memory
+        share = 0.5 - math.log(float(later["clip"]["clip"]))
+        assert share / grid == pytest.approx(float(f"{share / grid:.0f}"), abs=1e-6)
 
 
 @dataclass(frozen=True)
@@ -360,7 +371,7 @@ COMPOSES = {
     *("fine-tune", "lg-fedavg", "fedrep", "fedbabu", "ditto", "apfl", "pfedme", "per-fedavg"),
     *("moon", "fedala"),
 }
-NEEDED: dict[str, dict[str, Any]] = {"fedvc": {"size": 32}}
+NEEDED: dict[str, dict[str, Any]] = {"fedvc": {"size": 32}, "bulyan": {"byzantine": 0}}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

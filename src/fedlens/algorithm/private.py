@@ -6,8 +6,8 @@ one client moves the sum by at most one clip times that share, and the server ad
 times that (McMahan, Ramage, Talwar, Zhang: Learning Differentially Private Recurrent Language
 Models, ICLR 2018). With noise 0 and a clip that nobody reaches it is FedAvg with equal shares.
 
-The server's result is rounded to a grid a thousandth as fine as the noise, so that the low-order
-bits of floats, by which noise could be told from what it hides, are gone.
+What the server adds noise to is then rounded to a grid a thousandth as fine as the noise, so that
+the low-order bits of floats, by which noise could be told from what it hides, are gone.
 """
 
 from __future__ import annotations
@@ -94,8 +94,10 @@ class ClipAndNoise(ChannelStep):
             noise, count_noise = privacy.clip.split(noise, privacy.noise_cohort)
             sums = combined.get(BELOW, torch.zeros_like(clip))  # no client: none
             share = sums.sum() / (self.share * privacy.cohort) + 0.5
-            drawn = _drawn(keys.fold(key, 1), 1, device)[0]
-            share = share + (drawn * count_noise / privacy.noise_cohort if noise else 0.0)
+            if noise:
+                deviation = torch.as_tensor(count_noise / privacy.noise_cohort, dtype=torch.float64)
+                drawn = _drawn(keys.fold(key, 1), 1, device)[0]
+                share = _on_grid(share + drawn * deviation, deviation)
             later = clip * torch.exp(-privacy.clip.lr * (share - privacy.clip.quantile))
             kept["clip"], scalars["clip"] = {"clip": later}, clip
         if noise:
@@ -105,9 +107,8 @@ class ClipAndNoise(ChannelStep):
             drawn, own = privacy.mechanism.noise(round, fresh, own)
             kept |= own
             deviation = noise * clip * scale
-            step = torch.exp2(torch.floor(torch.log2(deviation / GRID)))
             whole = torch.cat([u.flatten() for u in update.values()]) + drawn * deviation
-            parts = torch.split((whole / step).round_().mul_(step), sizes)
+            parts = torch.split(_on_grid(whole, deviation), sizes)
             update = {n: p.view_as(u) for (n, u), p in zip(update.items(), parts, strict=True)}
         return Decoded(update, scalars, kept)
 
@@ -117,6 +118,11 @@ class ClipAndNoise(ChannelStep):
     def _clip(self, memory: Memory) -> Tensor | float:
         clip = self.privacy.clip
         return memory["clip"]["clip"] if isinstance(clip, Adaptive) else clip
+
+
+def _on_grid(noisy: Tensor, deviation: Tensor) -> Tensor:
+    step = torch.exp2(torch.floor(torch.log2(deviation / GRID)))
+    return (noisy / step).round_().mul_(step)
 
 
 def _drawn(key: Tensor, count: int, device: torch.device) -> Tensor:
