@@ -13,10 +13,11 @@ from typing import Any
 
 from fedlens.config.experiment import Experiment
 from fedlens.fleet.flower import end, free_port
+from fedlens.fleet.keys import texts
 from fedlens.fleet.serve import open_fleet, run_on
 from fedlens.fleet.server import Job
 from fedlens.fleet.site import Site
-from fedlens.fleet.terms import Terms, for_fleet
+from fedlens.fleet.terms import Terms, for_fleet, peers
 from fedlens.fleet.trial import make_homes, make_keys, start_site
 from fedlens.setup.data import load_dataset
 
@@ -33,6 +34,10 @@ class Federation:
         }
         make_keys([*self.sites.values()], self.keys)
         self.processes: dict[str, Any] = {}
+
+    @property
+    def public(self) -> dict[str, str]:
+        return texts(self.keys.glob("*.pub"))
 
     @property
     def server(self) -> str:
@@ -75,7 +80,8 @@ class Federation:
     def approve(self, path: Path) -> None:
         """Let all sites take part in another experiment."""
         experiment = for_fleet(Experiment.read(path))
-        terms = Terms.of(experiment, load_dataset(experiment.dataset, None))
+        data = load_dataset(experiment.dataset, None)
+        terms = Terms.of(experiment, data, peers(self.public))
         for client, site in enumerate(self.sites.values()):
             site.approvals.approve(site.offer(terms, client))
 
@@ -85,7 +91,7 @@ class Federation:
         told = self.told.append
         return run_on(
             self.link,
-            Job(str(path), str(out), {}, **job),
+            Job(str(path), str(out), {}, keys=self.public, **job),
             self.home,
             told,
             watch,

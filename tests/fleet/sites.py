@@ -13,17 +13,19 @@ import torch
 from fedlens.config.experiment import Experiment
 from fedlens.core import Tree
 from fedlens.core.trees import map_tensors
+from fedlens.fleet.keys import make_site_key, texts
 from fedlens.fleet.payload import Reply
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.server import Job, run_job
 from fedlens.fleet.site import Site
 from fedlens.fleet.site_data import write_site
-from fedlens.fleet.terms import Terms, for_fleet
+from fedlens.fleet.terms import Terms, for_fleet, peers
 from fedlens.runs.result import Result
 from fedlens.setup import partition
 from fedlens.setup.data import load_dataset
 
 NAMES = ("ann", "bob", "cat", "dan")
+MORE = (*NAMES, "eve", "fay")
 CLASSES = ("cat", "dog", "owl", "yak")
 TESTED = "label_counts = true\nleast_held_out = 1\n"  # a policy that allows tests
 EXPERIMENT = """\
@@ -32,7 +34,7 @@ rounds = {rounds}
 norm = "{norm}"
 dataset = {{ name = "npz", path = "data.npz" }}
 local = {{ batch_size = 8, lr = 0.1 }}
-clients = {{ count = 4, per_round = {per_round}, holdout = {holdout}, \
+clients = {{ count = {count}, per_round = {per_round}, holdout = {holdout}, \
 partition = {{ name = "dirichlet", alpha = 1.0 }} }}
 algorithm = [{algorithm}]
 """
@@ -43,10 +45,11 @@ def write_experiment(
     algorithm: str = '{ name = "fedavg" }',
     more: str = "",
     rounds: int = 2,
-    per_round: int = 3,
+    per_round: float = 3,
     holdout: float = 0.0,
     model: str = "linear",
     norm: str = "shared",
+    count: int = 4,
 ) -> Path:
     rng = np.random.default_rng(0)
     labels = rng.integers(4, size=160)
@@ -68,6 +71,7 @@ def write_experiment(
         holdout=holdout,
         model=model,
         norm=norm,
+        count=count,
     )
     path.write_text(text + more)
     return path
@@ -78,11 +82,12 @@ def make_sites(path: Path, folder: Path, approved: bool = True) -> list[Site]:
     experiment = for_fleet(Experiment.read(path))
     whole = replace(experiment, clients=replace(experiment.clients, holdout=0.0))
     dataset, train, holdings = partition(whole)
-    terms = Terms.of(experiment, load_dataset(experiment.dataset, None))
+    homes = [folder / name for name in MORE[: len(holdings)]]
+    for home in homes:
+        make_site_key(home, home.name)
+    terms = terms_of(experiment, homes)
     sites = []
-    for client, name in enumerate(NAMES[: len(holdings)]):
-        home = folder / name
-        home.mkdir(parents=True)
+    for client, home in enumerate(homes):
         write_site(home / "data.npz", train.take(holdings.members(client)), dataset.classes)
         site = Site(home, home / "data.npz")
         if experiment.clients.holdout:
@@ -91,6 +96,15 @@ def make_sites(path: Path, folder: Path, approved: bool = True) -> list[Site]:
             site.approvals.approve(site.offer(terms, client))
         sites.append(site)
     return sites
+
+
+def public(homes: Sequence[Path]) -> dict[str, str]:
+    """The public keys of sites, by name."""
+    return texts(home / f"{home.name}.pub" for home in homes)
+
+
+def terms_of(experiment: Experiment, homes: Sequence[Path]) -> Terms:
+    return Terms.of(experiment, load_dataset(experiment.dataset, None), peers(public(homes)))
 
 
 Change = Callable[[str, str, Reply], Reply | None]
@@ -155,7 +169,8 @@ def run_nearby(
 
     numbers = {name: number for number, name in enumerate(by_name)}
     notify = (told if told is not None else []).append
-    return run_job(Job(str(path), str(out), numbers, **job), connect, notify)
+    keys = public([site.home for site in sites])
+    return run_job(Job(str(path), str(out), numbers, keys=keys, **job), connect, notify)
 
 
 def model_bytes(out: Path) -> bytes:

@@ -412,6 +412,11 @@ def app_command(
 
     described = of_sites(given, sites)
     check_possible(described)
+    if described.aggregation is not None and described.aggregation.secure:
+        raise ValueError(
+            "secure sums need the keys of sites, which a Flower app does not have: start the "
+            "server by `fedlens fleet serve`"
+        )
     write_app(folder, described.toml(), sites, str(Path(out).resolve()))
     print(f"{folder}: run it with: flwr run {argument(folder)}")
 

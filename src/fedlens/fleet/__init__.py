@@ -13,4 +13,5 @@ CA, CA_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
 NODE_KEY = "node.key"
 ENROL = "/fedlens/enrol"  # where a site that was invited makes its key known
 CONNECTED = "connected to the server"  # in the log of a site's node
+STAGES = ("keys", "shares", "agree", "open")  # of a secure sum, besides the training
 CACHE = "cache"  # in the folder of a site: decoded images

@@ -164,8 +164,9 @@ def client_app(experiment: Path | None = None) -> ClientApp:
         reply = _site(context.node_config, order, experiment).answer(what, order, tensors)
         return Message(packed(*written(reply.facts, reply.tensors)), reply_to=message)
 
-    for what, kind in (("sizes", app.query), ("train", app.train), ("test", app.evaluate)):
-        kind(what)(partial(answer, what))
+    for what, kind in TYPES.items():
+        category, _, action = kind.partition(".")
+        getattr(app, category)(action)(partial(answer, what))
     return app
 
 

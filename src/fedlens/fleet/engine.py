@@ -1,24 +1,31 @@
 """The engine of a fleet, whose clients are sites.
 
 It sends orders, receives replies in any order, and checks each reply before it counts. Sites send
-unweighted updates; they are weighted here, once it is known which sites have answered.
+unweighted updates; they are weighted here, once it is known which sites have answered. With secure
+sums they are weighted at the sites, and only their sum arrives (`secure/server.py`).
 """
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from fedlens.algorithm.secure import SecureSum
 from fedlens.core import Memory, Tree
 from fedlens.core.federation import Examples
 from fedlens.engines import Sequential
 from fedlens.fleet import payload
+from fedlens.fleet.keys import site_key
 from fedlens.fleet.payload import Reply
+from fedlens.fleet.secure.protocol import Unsafe, is_signed
+from fedlens.fleet.secure.server import Below, Summed, Summing
+from fedlens.fleet.secure.site import Told, whole_numbers
 from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.engine import Engine, Unreported
@@ -30,6 +37,9 @@ DEADLINE = 3600.0  # seconds, if the experiment sets none
 AWAY = 90.0  # seconds to wait for an offline site: Flower refuses a site for 60 after it died
 LARGEST = 1000.0  # times the norm of the model: of an update, if the experiment sets no limit
 PAUSE = 0.25  # seconds between two polls for replies
+STAGE = 120.0  # seconds at most for a stage of a secure sum in which nobody trains
+
+T = TypeVar("T")
 
 
 class Sites(Protocol):
@@ -68,16 +78,21 @@ class Fleet(Engine):
     sizes: Sequence[int]
     rules: Reporting
     notify: Callable[[str, str], None]  # called with the name of each site that failed, and why
+    public: Mapping[int, str] = field(default_factory=dict)  # with secure sums: keys, by number
     name: ClassVar[str] = "fleet"
     _answers: dict[int, Part] = field(default_factory=dict)  # of this round, by order key
     _away: set[int] = field(default_factory=set)  # sites that were offline for the whole wait
     _declared: Tree | None = None
+    _sums: dict[tuple[int, ...], Summed] = field(default_factory=dict)  # by order keys
 
     @property
     def reporting(self) -> Reporting:
         return self.rules
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
+        if isinstance(program.algorithm.combine, SecureSum):
+            yield self._sum(program, shared, work)
+            return
         own_keys, clients = work.keys.tolist(), work.cohort.clients.tolist()
         self._answers = {key: self._answers[key] for key in own_keys if key in self._answers}
         rows: dict[int, list[int]] = {}
@@ -100,15 +115,10 @@ class Fleet(Engine):
         self, program: ClientProgram, shared: Shared, work: Work, rows: Mapping[int, list[int]]
     ) -> dict[int, str]:
         """Send orders and keep valid answers; return the rows without one, with the reason."""
-        own_keys = work.keys.tolist()
-        model = payload.flat(
-            {"params": shared.params, "buffers": shared.buffers, "told": shared.told}
-        )
+        own_keys, model = work.keys.tolist(), _model(shared)
         orders = {
             client: {
-                "experiment": self.experiment,
-                "client": self.numbers[client],
-                "round": work.rounds[0],  # a site takes this round's values from the terms
+                **self._order(client, work),
                 "size": self.sizes[client],
                 "keys": [own_keys[row] for row in some],
                 "counted": counted(work.memory[some[0]]),
@@ -116,9 +126,8 @@ class Fleet(Engine):
             for client, some in rows.items()
         }
         if self._declared is None:
-            none = Examples(torch.zeros((1, 1, 1, 1), dtype=torch.uint8), torch.zeros(1).long())
-            plain = Sequential(self.network, none)
-            self._declared = payload.declared(replace(program, uncombined=True), plain, shared)
+            part = self._without_steps(replace(program, uncombined=True), shared)
+            self._declared = payload.sent(part, program)
         algorithm, failed = program.algorithm, dict[int, str]()
         goal = min(algorithm.select.cohort_size, len(work))
         rules = self.rules
@@ -126,7 +135,8 @@ class Fleet(Engine):
         if rules.largest is None:
             sent = norm_of([shared.params, shared.buffers], torch.zeros(1))
             rules = replace(rules, largest=LARGEST * max(float(sent.max()), 1.0))
-        for client, arrived in self._ask("train", orders, model, goal, needed):
+        last = self.rules.deadline or DEADLINE
+        for client, arrived in self._ask("train", orders, model, last, self._answers, goal, needed):
             own = [own_keys[row] for row in rows[client]]
             found = self._checked(arrived, own, rules, program, shared)
             if isinstance(found, dict):
@@ -150,18 +160,21 @@ class Fleet(Engine):
         what: str,
         orders: Mapping[int, Mapping[str, Any]],
         tensors: Tree,
+        last: float,
+        good: Sized,
         goal: int,
         needed: int,
     ) -> Iterator[tuple[int, Reply]]:
-        """Yield replies as they arrive, until all or enough have arrived or the time is over.
+        """Yield replies as they arrive, until all have arrived, or `goal` good ones, or the time is
+        over (`last`, in seconds).
 
         An offline site gets its order when it comes back, if it comes back soon.
         """
-        begun, last = time.monotonic(), self.rules.deadline or DEADLINE
+        begun = time.monotonic()
         unsent, waiting = set(orders), set[int]()
         while unsent or waiting:
             passed = time.monotonic() - begun
-            if passed > last or len(self._answers) >= goal:
+            if passed > last or len(good) >= goal:
                 break
             online = self.sites.online() & unsent
             if online:
@@ -178,7 +191,7 @@ class Fleet(Engine):
             if unsent and not waiting:
                 # Only offline sites are left. If enough others answered, do not wait again for
                 # sites that were offline before.
-                known = unsent <= self._away and len(self._answers) >= needed
+                known = unsent <= self._away and len(good) >= needed
                 if passed > AWAY or known:
                     break
             if unsent or waiting:
@@ -195,14 +208,12 @@ class Fleet(Engine):
         shared: Shared,
     ) -> dict[int, Part] | Reply:
         """The parts that a site sent, by order key, or an `Reply` that says what is wrong."""
-        facts, declared = arrived.facts, self._declared
+        declared = self._declared
         assert declared is not None
+        arrived = self._named(arrived)
+        facts = arrived.facts
         if arrived.failed is not None:
             return arrived
-        if "refused" in facts:
-            return arrived._replace(failed="refused", reason=str(facts["refused"]))
-        if facts.get("experiment") != self.experiment:
-            return arrived._replace(failed="foreign", reason="it is another experiment's")
         if facts.get("keys") != own_keys:
             return arrived._replace(failed="stale", reason="it is of another order")
         parts, asked = {}, 0
@@ -229,6 +240,120 @@ class Fleet(Engine):
             return arrived._replace(failed="malformed", reason="it has more than was asked for")
         return parts
 
+    def _named(self, arrived: Reply) -> Reply:
+        """The reply, with how it failed, if it did."""
+        facts = arrived.facts
+        if arrived.failed is None and "refused" in facts:
+            return arrived._replace(failed="refused", reason=str(facts["refused"]))
+        if arrived.failed is None and facts.get("experiment") != self.experiment:
+            return arrived._replace(failed="foreign", reason="it is another experiment's")
+        return arrived
+
+    def _order(self, client: int, work: Work) -> dict[str, Any]:
+        """What is in all orders of a round, of which a site has the values in its terms."""
+        return {
+            "experiment": self.experiment,
+            "client": self.numbers[client],
+            "round": work.rounds[0],
+        }
+
+    def _without_steps(self, program: ClientProgram, shared: Shared) -> Part:
+        none = Examples(torch.zeros((1, 1, 1, 1), dtype=torch.uint8), torch.zeros(1).long())
+        return payload.without_steps(program, Sequential(self.network, none), shared)
+
+    def _sum(self, program: ClientProgram, shared: Shared, work: Work) -> Part:
+        """The secure sum of exactly these clients."""
+        own_keys = tuple(work.keys.tolist())
+        if own_keys not in self._sums and (failed := self._add_up(program, shared, work)):
+            raise Unreported(failed)
+        return self._sums.pop(own_keys).part(program, work)
+
+    def _add_up(self, program: ClientProgram, shared: Shared, work: Work) -> dict[int, str]:
+        """Keep the secure sum of those that stay; return the rows of the others, with the reason.
+
+        If too few stay, the sum is lost, and these others are too many for a quorum.
+        """
+        secure, own_keys = program.algorithm.combine, work.keys.tolist()
+        assert isinstance(secure, SecureSum)
+        clients = work.cohort.clients.tolist()
+        rows = {self.numbers[client]: row for row, client in enumerate(clients)}
+        model, self._sums = _model(shared), {}
+        like = self._without_steps(program, shared)
+        covered = program.algorithm.covered
+        told = Told(
+            experiment=self.experiment,
+            round=work.rounds[0],
+            model=payload.digest(model),
+            sites=tuple(sorted(rows)),
+            examples=int(work.cohort.sizes.sum()),
+            counted=work.cohort.num_examples,
+            attempt=secrets.token_hex(16),
+        )
+        round = told.round_of(secure.threshold, secure.bits)
+        needed = self.rules.needed(len(work), secure.fewest)
+        why = dict.fromkeys(rows, "late")
+
+        def ask(
+            what: str,
+            orders: Mapping[int, Mapping[str, Any]],
+            tensors: Tree,
+            read: Callable[[int, Reply], T],
+        ) -> dict[int, T]:
+            last, found = self.rules.deadline or DEADLINE, dict[int, T]()
+            sent = {
+                clients[rows[site]]: {**self._order(clients[rows[site]], work), **order}
+                for site, order in orders.items()
+            }
+            for client, arrived in self._ask(
+                *(what, sent, tensors, last if what == "train" else min(last, STAGE)),
+                *(found, len(orders), needed),
+            ):
+                site, arrived = self.numbers[client], self._named(arrived)
+                try:
+                    if arrived.failed is None:
+                        found[site] = read(site, arrived)
+                except (AttributeError, LookupError, TypeError, ValueError, Unsafe) as error:
+                    arrived = arrived._replace(failed="malformed", reason=str(error))
+                if arrived.failed is not None:
+                    why[site] = arrived.failed
+                    self._say(client, arrived)
+            for site in orders.keys() - found.keys():
+                away = clients[rows[site]] in self._away
+                why[site] = "unavailable" if away and why[site] == "late" else why[site]
+            return found
+
+        orders = {
+            site: {
+                "size": self.sizes[clients[row]],
+                "keys": [own_keys[row]],
+                "counted": counted(work.memory[row]),
+            }
+            for site, row in rows.items()
+        }
+        numbers = whole_numbers(like, covered)
+        summing = Summing(
+            ask, round, self._verify, needed, sum(t.numel() for t in numbers.values())
+        )
+        try:
+            total = summing.run(asdict(told), orders, model)
+        except Below:
+            left = summing.there if len(summing.there) < needed else ()
+            why |= dict.fromkeys(summing.there, "surplus")
+            return {row: why[site] for site, row in rows.items() if site not in left}
+        except ValueError as error:
+            for site in rows:
+                self.notify(self.names[clients[rows[site]]], f"malformed, as a share lies: {error}")
+            return dict.fromkeys(rows.values(), "malformed")
+        there = [site for site in rows if site in summing.there]
+        kept = tuple(rows[site] for site in there)
+        self._sums[tuple(own_keys[row] for row in kept)] = Summed(
+            total, numbers, like, work, kept, [site in summing.kept for site in there]
+        )
+        return {row: why[site] for site, row in rows.items() if site not in summing.there}
+
+    def _verify(self, site: int, message: bytes, signature: bytes) -> bool:
+        return is_signed(site_key(self.public[site]), message, signature)
+
     def client_accuracy(self, model: Tree, memory: Mapping[int, Memory]) -> Tensor:  # [K]
         accuracy = torch.full((len(self.names),), torch.nan, dtype=torch.float64)
         orders = {
@@ -240,9 +365,10 @@ class Fleet(Engine):
             }
             for client, size in enumerate(self.sizes)
         }
-        self._answers = {}
-        sent = {f"model/{name}": t for name, t in model.items()}
-        for client, arrived in self._ask("test", orders, sent, len(orders) + 1, 0):
+        sent, last = {f"model/{name}": t for name, t in model.items()}, self.rules.deadline
+        for client, arrived in self._ask(
+            "test", orders, sent, last or DEADLINE, (), len(orders) + 1, 0
+        ):
             correct, size = (arrived.facts.get(name) for name in ("correct", "held_out"))
             if type(correct) is int and type(size) is int and 0 <= correct <= size and size:
                 accuracy[client] = correct / size
@@ -253,6 +379,10 @@ class Fleet(Engine):
     def _say(self, client: int, arrived: Reply) -> None:
         why = arrived.reason or str(arrived.facts.get("refused", ""))
         self.notify(self.names[client], f"{arrived.failed or 'refused'}{why and f': {why}'}")
+
+
+def _model(shared: Shared) -> Tree:
+    return payload.flat({"params": shared.params, "buffers": shared.buffers, "told": shared.told})
 
 
 def counted(memory: Memory) -> int | None:

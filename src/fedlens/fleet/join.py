@@ -208,7 +208,8 @@ def answer_by(line: str, home: Path) -> str | None:
     if answer["asked"] == "train":
         sent = f"{answer['sent']['bytes'] / 1e3:.1f} kB"
         return f"trained for {answer['seconds']:.1f} s, and sent {sent}"
-    return {"sizes": "reported how much it holds", "test": "tested the model"}[answer["asked"]]
+    told = {"sizes": "reported how much it holds", "test": "tested the model"}
+    return {**told, "open": "opened the sum of the round"}.get(answer["asked"])
 
 
 @dataclass

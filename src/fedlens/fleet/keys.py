@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import hashlib
 import hmac
@@ -10,7 +11,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,8 +81,7 @@ def make_site_key(folder: Path, name: str, renew: bool = False) -> None:
     _refuse_existing(paths)
     key = ec.generate_private_key(ec.SECP384R1())
     _write(folder / NODE_KEY, _private(key, ssh=True))
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    _write(folder / f"{name}.pub", public)
+    _write(folder / f"{name}.pub", as_text(key.public_key()).encode())
 
 
 def check_name(name: str) -> None:
@@ -94,8 +94,8 @@ def public_keys(folder: Path) -> dict[str, bytes]:
     found, owners = dict[str, bytes](), dict[bytes, str]()
     for path in sorted(folder.glob("*.pub")):
         try:
-            content = _content(load_ssh_public_key(path.read_bytes()))
-        except (ValueError, UnsupportedAlgorithm) as error:
+            content = _content(site_key(path.read_bytes()))
+        except ValueError as error:
             raise ValueError(
                 f"{path} is not the public key of a site ({error}): get it from the site again"
             ) from error
@@ -174,8 +174,8 @@ def enrol(folder: Path, name: Any, token: Any, public: Any) -> bytes:
     if time.time() > known["until"]:
         raise ValueError(f"the invitation of {name} is too old: ask for another")
     try:
-        key = _content(load_ssh_public_key(public.encode()))
-    except (ValueError, UnsupportedAlgorithm) as error:
+        key = _content(site_key(public))
+    except ValueError as error:
         raise ValueError(f"it sent no public key of a site: {error}") from error
     if key in public_keys(folder).values():
         raise ValueError("another site has this key")
@@ -193,6 +193,35 @@ def withdraw(folder: Path, name: str) -> None:
     mark.unlink(missing_ok=True)
     if path.is_file():
         path.replace(folder / f"{name}.withdrawn")
+
+
+def site_key(text: str | bytes) -> ec.EllipticCurvePublicKey:
+    """The public key of a site; a ValueError if the text is none."""
+    try:
+        key = load_ssh_public_key(text.encode() if isinstance(text, str) else text)
+    except UnsupportedAlgorithm as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(key, ec.EllipticCurvePublicKey):  # Flower accepts no other kind
+        raise ValueError("`fedlens fleet keys --site` makes others")
+    return key
+
+
+def as_text(key: ec.EllipticCurvePublicKey) -> str:
+    content: bytes = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return content.decode()
+
+
+def texts(paths: Iterable[Path]) -> dict[str, str]:
+    """The public keys of sites in these files, by name, as one line each."""
+    return {path.stem: as_text(site_key(path.read_bytes())) for path in sorted(paths)}
+
+
+def fingerprint(text: str) -> str:
+    """What `ssh-keygen -l` prints for a public key."""
+    if as_text(site_key(text)) != text:
+        raise ValueError("the key of a site is not written as Fedlens writes it")
+    found = hashlib.sha256(base64.b64decode(text.split()[1])).digest()
+    return f"SHA256:{base64.b64encode(found).decode().rstrip('=')}"
 
 
 def check_server_keys(folder: Path) -> None:
@@ -223,10 +252,8 @@ def check_site_keys(home: Path, name: str) -> None:
             raise ValueError(f"{home / needed} is missing: {remedy}")
 
 
-def _content(key: Any) -> bytes:
-    """A public key in the form that Flower takes; it accepts no other kind."""
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ValueError("`fedlens fleet keys --site` makes others")
+def _content(key: ec.EllipticCurvePublicKey) -> bytes:
+    """A public key in the form that Flower takes."""
     content: bytes = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     return content
 

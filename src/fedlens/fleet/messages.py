@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from fedlens.fleet import STAGES
+
 TYPES = {"sizes": "query.sizes", "train": "train.train", "test": "evaluate.test"}
+TYPES |= {stage: f"query.{stage}" for stage in STAGES}
 RAISED, ENDED = 2, 8  # Flower's codes for an app that raised an error, and for one that ended
 FACTS, TENSORS = "facts", "tensors"
 SMALL = 2**20  # bytes: an array of its own takes three more calls of the server

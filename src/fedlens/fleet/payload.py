@@ -129,8 +129,8 @@ def received(tree: Tree, keep: Memory) -> Part:
     return Part(**fields, keep=[keep], combined=False, borrowed=False)
 
 
-def declared(program: ClientProgram, engine: Sequential, shared: Shared) -> Tree:
-    """The names, shapes and dtypes that a client sends, found by running one without steps."""
+def without_steps(program: ClientProgram, engine: Sequential, shared: Shared) -> Part:
+    """What a client sends that takes no step: by this, all know its form."""
     none = torch.zeros((1, 0), dtype=torch.int64)
     zero = torch.zeros(1, dtype=torch.int64)
     facts = Facts(zero, none)
@@ -138,7 +138,7 @@ def declared(program: ClientProgram, engine: Sequential, shared: Shared) -> Tree
     params, buffers, told = map_tensors((shared.params, shared.buffers, shared.told), itemgetter(0))
     memory = program.memory(params, buffers, told)
     (part,) = engine.map(program, shared, work_alone(plan, zero, facts, memory))
-    return sent(part, program)
+    return part
 
 
 def mismatch(given: Tree, expected: Tree) -> str | None:

@@ -16,7 +16,7 @@ from fedlens.config.experiment import Experiment
 from fedlens.fleet import Notify
 from fedlens.fleet.flower import SuperLink, Tail, write_app
 from fedlens.fleet.gate import Gate
-from fedlens.fleet.keys import check_server_keys, invited, public_keys
+from fedlens.fleet.keys import check_server_keys, invited, public_keys, texts
 from fedlens.fleet.members import Members, read_members
 from fedlens.fleet.server import REPORTS, Job
 from fedlens.fleet.status import FILE as STATUS
@@ -87,6 +87,7 @@ def serve(
             out = Path(job.out)
             address = stack.enter_context(serving([out], *page, beside=Page(home, out.name)))
             notify(f"page: {address}")
+        job = replace(job, keys=texts(keys.glob("*.pub")))
         return run_on(link, job, home, notify, watch, members.look)
 
 

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from fedlens.fleet.engine import Fleet, Sites
 from fedlens.fleet.log import Log, Logged
 from fedlens.fleet.members import read_members
 from fedlens.fleet.status import Standing, Status
-from fedlens.fleet.terms import Terms, for_fleet
+from fedlens.fleet.terms import Peer, Terms, for_fleet
 from fedlens.privacy.ledger import total
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.reports import Reporting
@@ -51,6 +51,7 @@ Fails = Callable[[str, str], None]
 """Is told the name of a site, and what is wrong with its answer."""
 
 REPORTS = ".reports"  # the ending of a file beside that of a job: what its process reports
+TERMS = "terms.json"  # in the run folder, with secure sums: the terms, with the keys of all sites
 SITES = "sites.json"  # in the run folder: what the sites hold, as they reported it
 MOST_EXAMPLES = 10_000_000  # of a site: the server needs some tens of bytes for each
 ASK_AGAIN = 5.0  # seconds until a site that refused is asked again: it may have approved by then
@@ -198,6 +199,11 @@ def make_setup(
 ) -> Setup:
     """The parts of a run whose clients are sites."""
     clients = replace(experiment.clients, count=len(held))
+    if terms.sums is not None and clients.cohort != terms.cohort:
+        raise ValueError(
+            f"{terms.cohort} sites a round were approved for secure sums, and with {len(held)} "
+            f"sites there are {clients.cohort}: give clients.per_round as a number, or wait for all"
+        )
     experiment = replace(experiment, clients=clients)
     network, weights = make_network(experiment, dataset)
     algorithm = make_algorithm(experiment)
@@ -215,6 +221,7 @@ def make_setup(
         [one.size for one in held],
         experiment.reporting or Reporting(),
         fails,
+        public={one.number: one.key for one in terms.content.sites},
     )
     tested = None
     if clients.holdout:
@@ -275,6 +282,7 @@ class Job:
     wait: float = 600.0
     at_least: int | None = None
     home: str | None = None  # the server's own folder, which has its log
+    keys: dict[str, str] = field(default_factory=dict)  # with secure sums: of all sites, by name
     served_by: int | None = None  # the process id with whose end the job ends
 
     @classmethod
@@ -285,12 +293,33 @@ class Job:
         write_atomically(path, json.dumps(asdict(self)).encode())
 
 
-def expected(job: Job) -> dict[str, int]:
-    """The sites that are expected now, with their numbers: those that have keys, or invitations."""
+def expected(job: Job, terms: Terms | None = None) -> dict[str, int]:
+    """The sites that are expected now, with their numbers: those that have keys, or invitations.
+
+    With secure sums they are no others than those whose keys all have approved.
+    """
     known = {} if job.home is None else read_members(Path(job.home))
-    if not known:
-        return {name: number for number, name in enumerate(sorted(job.sites))}
-    return {name: one.number for name, one in known.items() if one.expected}
+    found = {name: number for number, name in enumerate(sorted(job.sites))}
+    if known:
+        found = {name: one.number for name, one in known.items() if one.expected}
+    peers = () if terms is None else terms.content.sites
+    return {one.name: one.number for one in peers if one.name in found} if peers else found
+
+
+def _terms(job: Job, experiment: Experiment, dataset: Dataset) -> Terms:
+    """The terms of a run; with secure sums a run that is resumed has the same sites as before."""
+    path, sums = Path(job.out) / TERMS, experiment.aggregation
+    if sums is None or not sums.secure:
+        return Terms.of(experiment, dataset)
+    if job.resume and path.is_file():
+        return Terms.of(experiment, dataset, Terms(path.read_text()).content.sites)
+    sites = expected(job)
+    if absent := [name for name in sites if name not in job.keys]:
+        raise ValueError(
+            f"secure sums need the keys of all sites before they are approved, and {absent[0]} has "
+            "sent none yet: let it come while the server runs another experiment, or withdraw it"
+        )
+    return Terms.of(experiment, dataset, [Peer(n, sites[n], job.keys[n]) for n in sites])
 
 
 def run_job(job: Job, connect: Connect, tell: Notify, watch: Watch | None = None) -> Result:
@@ -315,8 +344,8 @@ def run_job(job: Job, connect: Connect, tell: Notify, watch: Watch | None = None
                 "another --out for a run of its own"
             )
     dataset = load_dataset(experiment.dataset, Path(job.data) if job.data else None)
-    terms = Terms.of(experiment, dataset)
-    roster = partial(expected, job)
+    terms = _terms(job, experiment, dataset)
+    roster = partial(expected, job, terms)
     status = Status(Path(job.home or out), terms.hash, str(out), experiment.rounds)
     log = None if job.home is None else Log(status.home)
     if log is not None:
@@ -359,6 +388,8 @@ def run_job(job: Job, connect: Connect, tell: Notify, watch: Watch | None = None
             overwrite = job.overwrite or job.resume
             active = start(experiment, setup, out, overwrite=overwrite, watch=watch)
             write_atomically(out / SITES, json.dumps([asdict(one) for one in known]).encode())
+            if terms.sums is not None:
+                write_atomically(out / TERMS, terms.text.encode())
         if log is not None:
             status.begun = True
             status.write()

@@ -10,8 +10,8 @@ import hashlib
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,14 @@ from fedlens.core import Facts, Memory, Tree, keys
 from fedlens.core.federation import Examples, Holdings
 from fedlens.core.trees import in_order, map_tensors, moved
 from fedlens.engines import Sequential, Stacked
-from fedlens.fleet import CACHE, payload
+from fedlens.fleet import CACHE, STAGES, payload
 from fedlens.fleet.account import Account, mark
 from fedlens.fleet.approvals import Approval, Approvals, Offer
 from fedlens.fleet.log import Log, about, noted
 from fedlens.fleet.payload import Reply, num_bytes
 from fedlens.fleet.policy import Policy, Refused
+from fedlens.fleet.secure.protocol import Unsafe
+from fedlens.fleet.secure.site import Sums, check_part, in_sum, whole_numbers
 from fedlens.fleet.site_data import identity, num_examples, site_examples
 from fedlens.fleet.terms import Terms
 from fedlens.network.network import Network
@@ -74,10 +76,11 @@ class Site:
         """The reply to an order; the reply to a refused order says why."""
         begun = time.monotonic()
         asked = {"sizes": self._sizes, "train": self._train, "test": self._test}
+        asked |= {stage: partial(self._stage, stage) for stage in STAGES}
         mistake: Exception | None = None
         try:
             reply = asked[what](order, tensors)
-        except Refused as refusal:
+        except (Refused, Unsafe) as refusal:
             reply = Reply({"refused": str(refusal)}, {})
         except ValueError as error:
             mistake, reply = error, Reply({"refused": OWN_MISTAKE}, {})
@@ -130,6 +133,13 @@ class Site:
         program = ClientProgram(algorithm, layout, augment, uncombined=True)
         if not own_keys or not isinstance(own_keys, list) or not all(map(_is_whole, own_keys)):
             raise Refused("its order has no valid keys")
+        sums, told = None, None
+        if task.terms.sums is not None:
+            sums = self._sums(task.terms, task.client)
+            told = sums.begun(round, payload.digest(tensors))
+            program = replace(program, uncombined=False, measures_norm=True)
+            if len(own_keys) > 1:
+                raise Refused("it was asked for several updates in one sum")
         own = payload.flat({"params": task.network.params, "buffers": task.network.buffers})
         given = {name: t for name, t in tensors.items() if not name.startswith("told/")}
         task.check_model(given, map_tensors(own, lambda t: t[None]))
@@ -143,8 +153,11 @@ class Site:
         # Of all that an update depends on, so that only the same update is free.
         inputs = tensors | payload.flat({"memory": memory})
         digests = [payload.digest(inputs, round, key) for key in own_keys]
-        if private and (before := remembered.reply(digests)) is not None:
+        # Another cohort gives it another share: the same update is then another part of a sum.
+        name = [*digests, *([str((told.sites, told.examples, told.counted))] if told else [])]
+        if (private or sums) and (before := remembered.reply(name)) is not None:
             kept = any(map(remembered.has, own_keys))
+            before = before if sums is None else sums.masked(before, order)
             return Reply({"keys": own_keys, "kept": kept}, before)
         self._count(task, algorithm, digests)
         remembered.settle(counted)
@@ -153,6 +166,8 @@ class Site:
         plan = algorithm.draw(holdings, keys.fold(several, DRAW))
         facts = map_tensors(task.facts, lambda t: t.expand(len(several), *t.shape[1:]))
         work = work_alone(plan, several, facts, memory)
+        if told is not None:
+            work = in_sum(algorithm, told, work)
         sent: Tree = {}
         kept = False
         # One thread where a worker process has one, for bit-identical results.
@@ -160,15 +175,21 @@ class Site:
         with torch_settings(task.experiment, self.device, threads):
             trained = list(task.engine.map(program, moved(shared, self.device), work))
         for row, part in enumerate(map_tensors(trained, lambda t: t.cpu())):
-            tree = payload.sent(part, program)
-            Policy.read(self.home).check_update(payload.norm(tree))
+            if told is None:
+                norm = payload.norm(payload.sent(part, program))
+                travels = payload.packed(part, shared, program)
+                sent |= {f"{row}/{name}": t for name, t in travels.items()}
+            else:
+                norm = check_part(part, algorithm, task.experiment.reporting)
+                sent |= whole_numbers(part, algorithm.covered)
+            Policy.read(self.home).check_update(norm)
             if part.keep[0]:
                 remembered.write(own_keys[row], part.keep[0])
                 kept = True
-            travels = payload.packed(part, shared, program)
-            sent |= {f"{row}/{name}": t for name, t in travels.items()}
-        if private:
-            remembered.write_reply(digests, sent)
+        if private or sums:
+            remembered.write_reply(name, sent)
+        if sums is not None:
+            sent = sums.masked(sent, order)
         return Reply({"keys": own_keys, "kept": kept}, sent)
 
     def _test(self, order: Mapping[str, Any], tensors: Tree) -> Reply:
@@ -207,6 +228,17 @@ class Site:
         if not begins and order.get("size") != int(task.holdings.sizes.sum()):
             raise Refused("the server counts on another number of its examples: begin another run")
         return task
+
+    def _stage(self, what: str, order: Mapping[str, Any], tensors: Tree) -> Reply:
+        """A stage of a secure sum, besides the training."""
+        offer, client = self.approvals.of(str(order.get("experiment"))).offer, _client(order)
+        Policy.read(self.home).check(offer.terms)
+        if client != offer.client or offer.terms.sums is None:
+            raise Refused("it was not approved for such sums")
+        return Reply(self._sums(offer.terms, client).answer(what, order), {})
+
+    def _sums(self, terms: Terms, client: int) -> Sums:
+        return Sums(self.home, terms, client, self.approvals.of(terms.hash).at)
 
     def _memory(self, terms: Terms) -> SiteMemory:
         return SiteMemory(self.home / "memory" / terms.hash)

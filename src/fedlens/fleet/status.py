@@ -16,7 +16,15 @@ from fedlens.storage.files import write_atomically
 from fedlens.storage.reading import printable, shortened
 
 FILE = "status.json"
-DOING = {"sizes": "asked how much it holds", "train": "training", "test": "testing the model"}
+DOING = {
+    "sizes": "asked how much it holds",
+    "train": "training",
+    "test": "testing the model",
+    "keys": "making keys for a sum",
+    "shares": "sharing them",
+    "agree": "asked whose numbers are in the sum",
+    "open": "opening the sum",
+}
 HEADER = ["site", "now", "last answer", "updates used", "rounds behind", "MB from it", "MB to it"]
 
 

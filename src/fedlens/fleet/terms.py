@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,13 @@ from typing import Any
 import torch
 
 from fedlens.algorithm import Algorithm
+from fedlens.algorithm.secure import FEWEST, enough
 from fedlens.config.experiment import NUM_CLIENTS, Clients, Experiment, Named, as_plain
 from fedlens.config.options import check, names_as_data, refuse_unknown, types_of
-from fedlens.config.sections import Privacy, demand
+from fedlens.config.sections import Aggregation, Privacy, demand
 from fedlens.core.federation import Dataset, Examples
 from fedlens.data.partitions import natural_column
+from fedlens.fleet.keys import fingerprint
 from fedlens.runs.run import epochs_without_effect
 from fedlens.setup.algorithm import make_algorithm
 from fedlens.setup.network import normalisation
@@ -29,8 +31,8 @@ from fedlens.version import __version__
 logger = logging.getLogger(__name__)
 
 NOT_TOLD = (
-    *("attack", "dataset", "device", "evaluate", "faults", "normalise", "reporting", "stop"),
-    *("weights", "weights_sha256"),
+    *("attack", "dataset", "device", "evaluate", "faults", "normalise", "stop", "weights"),
+    "weights_sha256",
 )
 """The keys of an experiment that only the server uses. Sites take all others, and no more."""
 TOLD = {f.name: f for f in fields(Experiment) if f.name not in NOT_TOLD}
@@ -56,12 +58,47 @@ class Images:
 
 
 @dataclass(frozen=True)
+class Peer:
+    """A site whose numbers may be in a sum with those of others."""
+
+    name: str
+    number: int  # as which client it was approved
+    key: str  # its public key
+
+    def __post_init__(self) -> None:
+        fingerprint(self.key)  # or a ValueError
+
+
+def peers(keys: Mapping[str, str]) -> list[Peer]:
+    """Sites by their public keys, numbered in their order."""
+    return [Peer(name, number, key) for number, (name, key) in enumerate(keys.items())]
+
+
+@dataclass(frozen=True)
 class Content:
     """What terms consist of."""
 
     fedlens: str  # the version
     experiment: dict[str, Any]
     data: Images
+    sites: tuple[Peer, ...] = ()  # with secure sums: all that may be in them
+
+    def __post_init__(self) -> None:
+        if self.secure and len(self.sites) < FEWEST:
+            raise ValueError(
+                f"secure sums need the keys of {FEWEST} sites, and here are {len(self.sites)}: "
+                "start the server by `fedlens fleet serve`, with a *.pub of each"
+            )
+        if not self.secure and self.sites:
+            raise ValueError("only secure sums need the keys of sites: leave them out")
+        for values in zip(*(astuple(one) for one in self.sites), strict=True):
+            if len(set(values)) < len(values):
+                raise ValueError("two sites have the same key, name or number: each has its own")
+
+    @property
+    def secure(self) -> bool:
+        given = self.experiment.get("aggregation")
+        return isinstance(given, dict) and given.get("secure") is True
 
     @property
     def text(self) -> str:
@@ -83,11 +120,15 @@ class Terms:
         object.__setattr__(self, "content", _content_of(self.text))
 
     @classmethod
-    def of(cls, experiment: Experiment, dataset: Dataset) -> Terms:
+    def of(cls, experiment: Experiment, dataset: Dataset, sites: Sequence[Peer] = ()) -> Terms:
+        """`sites` are all that may take part, which only secure sums must know."""
         check_possible(experiment)
         mean, std = normalisation(experiment, dataset)
         images = Images(tuple(dataset.classes), dataset.shape, mean, std)
-        return cls(Content(__version__, _told(experiment.plain()), images).text)
+        told = _told(experiment.plain())
+        given = experiment.aggregation
+        whom = tuple(sites) if given is not None and given.secure else ()
+        return cls(Content(__version__, told, images, whom).text)
 
     @cached_property
     def hash(self) -> str:
@@ -117,6 +158,15 @@ class Terms:
         return found
 
     @property
+    def sums(self) -> Aggregation | None:
+        """The sums that hide the updates of single sites, if they do."""
+        given = self.content.experiment.get("aggregation")
+        found: Aggregation | None = None
+        if self.content.secure:
+            found = check(given, Aggregation, "aggregation")
+        return found
+
+    @property
     def holds_out(self) -> bool:
         """Whether models are tested on examples of the sites."""
         return bool(self.content.experiment["clients"]["holdout"])
@@ -133,7 +183,8 @@ class Terms:
         dataset = Dataset("the site's", examples, none, data.classes, data.mean, data.std)
         tables = dict(self.content.experiment)
         share = tables["clients"]["per_round"]
-        count = share if isinstance(share, int) else 1
+        # Without sums it does not matter to the training of one client how many others there are.
+        count = share if isinstance(share, int) else len(self.content.sites) or 1
         clients = Clients(**tables.pop("clients"), count=count, partition=Named("iid"))
         made = Experiment(dataset=dataset, clients=clients, **tables)
         _check_complete(self.content.experiment, made.plain())
@@ -153,6 +204,7 @@ class Terms:
             f"training:  {self.rounds} rounds, {work} of each: {to_value(local[work])}, batches of "
             f"{local['batch_size']}, lr {to_value(local['lr'])}",
             f"code of its own: {', '.join(self.own_code) or 'none'}",
+            *self._whom(),
             f"by Fedlens {self.content.fedlens}",
             "all of it:",
         ]
@@ -160,12 +212,38 @@ class Terms:
         lines += [f"  {key} = {to_value(value)}" for key, value in everything.items()]
         return [*map(printable, lines)]
 
+    def _whom(self) -> list[str]:
+        """With whom the updates of a site are added up, if they are."""
+        if self.sums is None:
+            return []
+        each = (f"{one.name} {fingerprint(one.key)}" for one in self.content.sites)
+        return [
+            "sums with: the sites of these keys; a key that is the server's own hides nothing:",
+            *(f"  {one}" for one in each),
+        ]
+
+    @property
+    def fewest(self) -> int:
+        """How many sites a sum has at least."""
+        assert self.sums is not None
+        return max(enough(self.sums.threshold, self.cohort), FEWEST)
+
+    @property
+    def cohort(self) -> int:
+        """How many sites are asked in a round of secure sums."""
+        clients = self.content.experiment["clients"]
+        return Clients(**clients, count=len(self.content.sites)).cohort
+
     @property
     def guarantee(self) -> str:
         """What protects the updates of a site from those who see them, in words."""
-        if self.privacy is None:
-            return "none: the server sees each update as it is"
-        return f"privacy of each {self.privacy.unit}: noise {self.privacy.noise}, drawn at the site"
+        found, given = [], self.privacy
+        if self.sums is not None:
+            whose = f"{self.fewest} sites or more"
+            found.append(f"secure sums: the server sees the sum of what {whose} send, and no part")
+        if given is not None:
+            found.append(f"privacy of each {given.unit}: noise {given.noise}, drawn at the site")
+        return "; ".join(found) or "none: the server sees each update as it is"
 
     def effects(self) -> list[str]:
         """What the experiment means for the site's data, line by line.
@@ -234,6 +312,7 @@ def _content_of(text: str) -> Content:
         parts = {key: check(part, hints[key], key) for key, part in given.items()}
     if parts.get("privacy") is not None:
         check_private(parts["privacy"])
+    check_sums(parts.get("aggregation"))
     used = {key: as_plain(part) for key, part in parts.items()}
     refuse_unknown(given["clients"], TOLD_OF_CLIENTS, "clients.")
     _check_complete(given, used)
@@ -316,10 +395,7 @@ def check_possible(experiment: Experiment) -> None:
         check_private(experiment.privacy)
         if experiment.privacy.ledger is not None:
             raise ValueError("sites keep their own ledgers: leave privacy.ledger out")
-    if experiment.aggregation is not None and experiment.aggregation.secure:
-        raise ValueError(
-            "a fleet has no secure sums yet: leave aggregation.secure out, or simulate"
-        )
+    check_sums(experiment.aggregation)
     if experiment.attack is not None:
         raise ValueError("sites of a fleet do not attack: leave attack out, or simulate")
     if experiment.engine == "stacked":
@@ -327,6 +403,11 @@ def check_possible(experiment: Experiment) -> None:
     algorithm = make_algorithm(_of_some(experiment))
     if algorithm.pace is not None:
         raise ValueError("a fleet runs in rounds: leave asynchronous algorithms out")
+    if experiment.aggregation is not None and algorithm.select.replacement:
+        raise ValueError(
+            "a sum hides sites, and this algorithm may draw one site several times in a round: "
+            "leave aggregation.secure out, or choose another algorithm"
+        )
     if not algorithm.draw.by_client:
         raise ValueError(
             "what a client draws depends on the others: leave out the algorithm that draws so"
@@ -336,6 +417,13 @@ def check_possible(experiment: Experiment) -> None:
         raise ValueError(
             f"clients.per_round is {share:g}, and a site may be drawn several times in a round: "
             "give a number of clients, so that sites know how often at most"
+        )
+
+
+def check_sums(given: Aggregation | None) -> None:
+    if given is not None and given.secure == "simulated":
+        raise ValueError(
+            'aggregation.secure is "simulated", which hides nothing: for a fleet set it to true'
         )
 
 

@@ -13,7 +13,12 @@ from fedlens.fleet.log import Log
 from fedlens.fleet.policy import Policy, Refused
 from fedlens.privacy.ledger import total
 
-ASKED = {"sizes": "how much it holds", "train": "to train", "test": "to test a model"}
+ASKED = {
+    "sizes": "how much it holds",
+    "train": "to train",
+    "test": "to test a model",
+    "open": "to open a sum",
+}
 
 
 def told_of(home: Path) -> Iterator[str]:

@@ -13,13 +13,13 @@ from fedlens.config.experiment import Experiment
 from fedlens.core.trees import bytes_of
 from fedlens.fleet import CA, Notify
 from fedlens.fleet.flower import end, free_port, start_node
-from fedlens.fleet.keys import make_server_keys, make_site_key
+from fedlens.fleet.keys import make_server_keys, make_site_key, texts
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.serve import serve
 from fedlens.fleet.server import Job
 from fedlens.fleet.site import Site
 from fedlens.fleet.site_data import write_site
-from fedlens.fleet.terms import Terms, of_sites
+from fedlens.fleet.terms import Terms, of_sites, peers
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.progress import Watch, decoding
 from fedlens.runs.run import run
@@ -34,11 +34,12 @@ def make_homes(
     """Make a home folder for each client, with its data and its approval of the experiment."""
     whole = replace(experiment, clients=replace(experiment.clients, holdout=0.0))
     dataset, train, holdings = partition(whole, data, decoding(watch))
-    terms = Terms.of(experiment, dataset)
+    homes = [folder / f"site-{client:04d}" for client in range(len(holdings))]
+    for home in homes:
+        make_site_key(home, home.name)
+    terms = Terms.of(experiment, dataset, peers(texts(one / f"{one.name}.pub" for one in homes)))
     made = []
-    for client in range(len(holdings)):
-        home = folder / f"site-{client:04d}"
-        home.mkdir(parents=True, exist_ok=True)
+    for client, home in enumerate(homes):
         write_site(home / "data.npz", train.take(holdings.members(client)), dataset.classes)
         write_atomically(home / FILE, b"label_counts = true\nleast_held_out = 1\n")
         site = Site(home, home / "data.npz")
@@ -73,7 +74,6 @@ def make_keys(sites: list[Site], keys: Path) -> None:
     """Make keys for a server on this machine and for the sites, and exchange them."""
     make_server_keys(keys, ["127.0.0.1"])
     for site in sites:
-        make_site_key(site.home, site.home.name)
         shutil.copy(site.home / f"{site.home.name}.pub", keys)
         shutil.copy(keys / CA, site.home)
 
@@ -115,6 +115,9 @@ def simulated(
     watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Run the same simulated, and compare its model with the one in `out`, to the byte."""
+    if experiment.aggregation is not None and experiment.aggregation.secure:
+        sums = replace(experiment.aggregation, secure="simulated")
+        experiment = replace(experiment, aggregation=sums)
     here = run(experiment, folder / "simulated", data=data, watch=watch, progress=False)
     a, b = (RunFolder(path).load_model() for path in (out, folder / "simulated"))
     same = a.keys() == b.keys() and all(bytes_of(a[name]) == bytes_of(b[name]) for name in a)

@@ -23,6 +23,14 @@ def _shown(epsilon: float | None) -> str:
     return "infinite" if epsilon is None else f"{math.ceil(100 * epsilon) / 100:.2f}"
 
 
+def sums_line(run: Run) -> str:
+    """What the server of a run saw of its sites, if it did not see their updates."""
+    given = run.experiment.get("aggregation")
+    if not isinstance(given, dict) or given.get("secure") is not True:
+        return ""
+    return "By secure sums the server saw the sum of each round's updates, and no update"
+
+
 def privacy_line(run: Run) -> str:
     """The ε of a run in a line; "" if it is not private."""
     told = _of(run)

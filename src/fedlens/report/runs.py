@@ -39,7 +39,7 @@ from fedlens.report.holdings import (
 from fedlens.report.numbers import NONE, format_number
 from fedlens.report.page import render_page
 from fedlens.report.personal import personal_blocks
-from fedlens.report.privacy import privacy_blocks, privacy_line
+from fedlens.report.privacy import privacy_blocks, privacy_line, sums_line
 from fedlens.report.tables import decimal, rows
 from fedlens.runs.records import (
     PART_NAMES,
@@ -152,8 +152,8 @@ def headline(runs: Sequence[Run]) -> str:
         sentences.append(f"{len(silent) - NAMED} more were not evaluated")
     if scored and (told := different_data(runs)):
         sentences.append(told)
-    if len(runs) == 1 and (told := privacy_line(runs[0])):
-        sentences.append(told)
+    if len(runs) == 1:
+        sentences += filter(None, [sums_line(runs[0]), privacy_line(runs[0])])
     return "\n".join([". ".join(sentences) + ".", *caution_words(runs)])
 
 

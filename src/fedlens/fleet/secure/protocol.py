@@ -23,7 +23,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -42,6 +42,8 @@ from fedlens.fleet.secure import shamir
 
 Numbers = np.ndarray[Any, Any]
 Sign = Callable[[bytes], bytes]  # by a site's long-term key
+Verify = Callable[[int, bytes, bytes], bool]
+"""Whether a message has the signature of a site, by its long-term key."""
 SIGNED = ec.ECDSA(hashes.SHA384())
 
 
@@ -126,18 +128,14 @@ class Member:
             raise Unsafe(f"{round.threshold} of {len(round.sites)} are fewer than two thirds")
         me = cls(round, site, os.urandom(shamir.SECRET))
         sealing, masking = (_public(me._key(name)) for name in ("sealing", "masking"))
-        return me, Keys(sealing, masking, sign(_of_keys(round, site, sealing, masking)))
+        return me, Keys(sealing, masking, sign(about_keys(round, site, sealing, masking)))
 
-    def share(
-        self, keys: Mapping[int, Keys], verify: Callable[[int, bytes, bytes], bool]
-    ) -> tuple[Member, dict[int, bytes]]:
-        """Shares for every other site. `verify` checks a signature by a site's long-term key."""
-        self._after("begun")
+    def share(self, keys: Mapping[int, Keys], verify: Verify) -> tuple[Member, dict[int, bytes]]:
+        """Shares for every other site."""
+        self.check_stage("begun")
         listed = self.round.check(keys, self.round.sites, self.site)
         for site, own in keys.items():
-            signed = _of_keys(self.round, site, own.sealing, own.masking)
-            if not verify(site, signed, own.signature):
-                raise Unsafe(f"the keys of site {site} are not signed by it for this round")
+            check_keys(self.round, site, own, verify)
         mine = tuple(_public(self._key(name)) for name in ("sealing", "masking"))
         if keys[self.site][:2] != mine:
             raise Unsafe("its own keys were replaced")
@@ -157,7 +155,7 @@ class Member:
 
     def mask(self, numbers: Numbers, sealed: Mapping[int, bytes]) -> tuple[Member, Numbers]:
         """Its whole numbers [n] with masks; `sealed` are the shares that others have for it."""
-        self._after("shared")
+        self.check_stage("shared")
         listed = self.round.check([*sealed, self.site], self.keys, self.site)
         shares = dict(self.shares)
         for site, content in sealed.items():
@@ -176,16 +174,14 @@ class Member:
 
     def agree(self, survivors: Iterable[int], sign: Sign) -> tuple[Member, bytes]:
         """Its signature that the numbers of these sites, and no others, are in the sum."""
-        self._after("masked")
+        self.check_stage("masked")
         listed = self.round.check(survivors, self.shares, self.site)
-        return replace(self, stage="agreed", survivors=listed), sign(_of_sum(self.round, listed))
+        return replace(self, stage="agreed", survivors=listed), sign(about_sum(self.round, listed))
 
-    def open(
-        self, signatures: Mapping[int, bytes], verify: Callable[[int, bytes, bytes], bool]
-    ) -> tuple[Member, Opened]:
+    def open(self, signatures: Mapping[int, bytes], verify: Verify) -> tuple[Member, Opened]:
         """Its shares of what is left in the sum; the member after it remembers nothing."""
-        self._after("agreed")
-        signed = _of_sum(self.round, self.survivors)
+        self.check_stage("agreed")
+        signed = about_sum(self.round, self.survivors)
         for site, signature in signatures.items():
             if site not in self.survivors or not verify(site, signed, signature):
                 raise Unsafe(f"site {site} did not sign for the same sum")
@@ -200,7 +196,34 @@ class Member:
         )
         return replace(self, stage="opened", secret=b"", shares={}), opened
 
-    def _after(self, stage: str) -> None:
+    def plain(self) -> dict[str, Any]:
+        """Itself, as JSON has it."""
+        return {
+            "round": asdict(self.round),
+            "site": self.site,
+            "secret": self.secret.hex(),
+            "stage": self.stage,
+            "keys": {site: hexed(keys) for site, keys in self.keys.items()},
+            "shares": {site: hexed(both) for site, both in self.shares.items()},
+            "survivors": self.survivors,
+        }
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Member:
+        """The member that `plain` was made of."""
+        round = plain["round"]
+        shares = {int(site): unhexed(both) for site, both in plain["shares"].items()}
+        return cls(
+            Round(**{**round, "sites": tuple(round["sites"])}),
+            plain["site"],
+            bytes.fromhex(plain["secret"]),
+            plain["stage"],
+            {int(site): Keys(*unhexed(keys)) for site, keys in plain["keys"].items()},
+            {site: (seed, key) for site, (seed, key) in shares.items()},
+            tuple(plain["survivors"]),
+        )
+
+    def check_stage(self, stage: str) -> None:
         if self.stage != stage:
             raise Unsafe(f"it is asked twice, or out of turn: it has {self.stage} in this round")
 
@@ -247,6 +270,38 @@ def unmasked(
     return below - ((below >= half).astype(np.int64) << round.bits)
 
 
+def hexed(parts: Iterable[bytes]) -> list[str]:
+    return [part.hex() for part in parts]
+
+
+def unhexed(parts: Iterable[str]) -> list[bytes]:
+    return [bytes.fromhex(part) for part in parts]
+
+
+def packed(words: Numbers, round: Round) -> Numbers:  # [bytes] uint8
+    """Words below 2^bits, of so many bits each, side by side in bytes."""
+    each = words.astype(words.dtype.newbyteorder("<")).view(np.uint8).reshape(len(words), -1)
+    if round.bits % 8 == 0:
+        return each[:, : round.bits // 8].flatten()
+    bits = np.unpackbits(each, axis=1, count=round.bits, bitorder="little")
+    return np.packbits(bits, bitorder="little")
+
+
+def unpacked(content: Numbers, count: int, round: Round) -> Numbers:  # [count] words
+    """The words that `packed` was given; a ValueError for any other bytes."""
+    if content.dtype != np.uint8 or content.shape != (-(-count * round.bits // 8),):
+        raise ValueError(f"it is not {count} numbers of {round.bits} bits")
+    if round.bits % 8 == 0:
+        each = content.reshape(count, -1)
+    else:
+        bits = np.unpackbits(content, count=count * round.bits, bitorder="little")
+        each = np.packbits(bits.reshape(count, -1), axis=1, bitorder="little")
+    words = np.zeros((count, np.dtype(round.word).itemsize), np.uint8)
+    words[:, : each.shape[1]] = each
+    found: Numbers = words.view(np.dtype(round.word).newbyteorder("<"))[:, 0].astype(round.word)
+    return found
+
+
 def trimmed(words: Numbers, round: Round) -> Numbers:
     """The words modulo 2^bits."""
     below: Numbers = words & round.word((1 << round.bits) - 1)
@@ -291,14 +346,22 @@ def _public(key: X25519PrivateKey) -> bytes:
     return raw
 
 
-def _of_keys(round: Round, site: int, sealing: bytes, masking: bytes) -> bytes:
+def check_keys(round: Round, site: int, keys: Keys, verify: Verify) -> None:
+    """Raise Unsafe unless a site has signed these keys for this round, and they are keys."""
+    if not verify(site, about_keys(round, site, keys.sealing, keys.masking), keys.signature):
+        raise Unsafe(f"the keys of site {site} are not signed by it for this round")
+    for public in keys[:2]:
+        _exchanged(X25519PrivateKey.generate(), public)
+
+
+def about_keys(round: Round, site: int, sealing: bytes, masking: bytes) -> bytes:
     """What a site signs about its keys."""
     return (
         b"fedlens secure sum: keys " + round.digest + str(site).encode() + b" " + sealing + masking
     )
 
 
-def _of_sum(round: Round, survivors: tuple[int, ...]) -> bytes:
+def about_sum(round: Round, survivors: tuple[int, ...]) -> bytes:
     """What a site signs about a sum."""
     return b"fedlens secure sum: of " + round.digest + repr(survivors).encode()
 
