@@ -34,7 +34,8 @@ ITEMS = {
     "dp": "cifar10-dp-sgd fashion-mnist mnist pfl-cifar10 methods",
     "personal": "pfllib-dir fedrep moon map",
     "attacks": "bucketing byzfl-heat-map methods",
-    "findings": "double-softmax step-size lost-data liadmm fedns virtual-clients",
+    "findings": "double-softmax step-size lost-data liadmm fedns virtual-clients fedns-network "
+    "server-step communication",
 }
 
 

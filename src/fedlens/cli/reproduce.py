@@ -69,14 +69,14 @@ def reproduce_command(
     as_json: arguments.Json = False,
 ) -> None:
     """Reproduce tables and figures of papers. Finished runs are kept."""
-    from fedlens.recipes.store import FINDINGS, INDEX
+    from fedlens.recipes.store import FINDINGS, read_index
     from fedlens.report.drawing import save_all, worker_processes
 
     names = list(dict.fromkeys(word for word in words if "=" not in word))
     overrides = [word for word in words if "=" in word]
     is_bare = not (scale or stored or store or seeds or only or overrides or overwrite or only_plan)
     is_finding = len(names) == 1 and names[0].startswith(f"{FINDINGS}/")
-    if is_bare and is_finding and (STORE / INDEX).is_file():
+    if is_bare and is_finding and names[0] in read_index(STORE):
         stored, scale = STORE, "paper"
     scale = scale or "small"
     if store is None and revision is not None:
