@@ -79,14 +79,6 @@ class SentPoint(NamedTuple):
     typed: dict[str, Any]  # functions of the driver's `__main__` that its experiment names
 
 
-class Share(NamedTuple):
-    """The points that one actor runs."""
-
-    points: Sequence[SentPoint]
-    data: Path | None  # where named data sets are searched first
-    keep_states: bool
-
-
 Event = tuple[str, Change | Record | Result] | Exception | None
 """The name of a point with a change to its folder, a record, or its result. The last one of a share
 is an error, or None if it is done or was stopped."""
@@ -99,8 +91,11 @@ class Stopped(Exception):
 class PointActor:
     """Runs points one after another, or stacks those that can be stacked: see `points.py`."""
 
-    def __init__(self, device: Literal["cpu", "cuda"], stacks: bool) -> None:
+    def __init__(
+        self, device: Literal["cpu", "cuda"], stacks: bool, data: Path | None, keep_states: bool
+    ) -> None:
         self.device, self.stacks = device, stacks
+        self.data, self.keep_states = data, keep_states  # as those of the sweep
         self._events: queue.Queue[Event] = queue.Queue(MOST_EVENTS)
         self._stop: type[BaseException] | None = None
 
@@ -115,8 +110,8 @@ class PointActor:
             keep_memory()
         return ""
 
-    def start(self, share: Share) -> Message:
-        """Start a share in a thread; return an empty list of events."""
+    def start(self, share: Sequence[SentPoint]) -> Message:
+        """Start a share of the points in a thread; return an empty list of events."""
         threading.Thread(target=self._run, args=[share], daemon=True).start()
         return pack([])
 
@@ -134,17 +129,17 @@ class PointActor:
         except queue.Empty:
             return pack(found)
 
-    def _run(self, share: Share) -> None:
+    def _run(self, share: Sequence[SentPoint]) -> None:
         if self.device == "cpu":
             torch.set_num_threads(1)
         place = own_folder()
         ended: Exception | None = None
         try:
             points: list[Point] = []
-            for sent in share.points:
-                points.append(self._point(sent, share.data, place, points))
+            for sent in share:
+                points.append(self._point(sent, place, points))
             stacks = into_stacks(points)
-            for point, result in run_stacks(stacks, self._watch_of, share.keep_states):
+            for point, result in run_stacks(stacks, self._watch_of, self.keep_states):
                 models = {"model": result.model, "best_model": result.best_model}
                 result = replace(result, **map_tensors(models, Tensor.cpu))
                 self._events.put((point.name, result))
@@ -160,9 +155,7 @@ class PointActor:
         shutil.rmtree(place, ignore_errors=True)
         self._events.put(ended)
 
-    def _point(
-        self, sent: SentPoint, data: Path | None, place: Path, others: Sequence[Point]
-    ) -> Point:
+    def _point(self, sent: SentPoint, place: Path, others: Sequence[Point]) -> Point:
         dataset = self.datasets.get(sent.dataset)
         given = sent.named or dataset
         assert given is not None
@@ -171,7 +164,7 @@ class PointActor:
         known = {repr(given): dataset} if dataset is not None else {}
         described = replace(experiment, device=self.device, precision=sent.precision)
         engine: EngineName = "stacked" if self.stacks else "sequential"
-        setup = build_point(replace(described, engine=engine), data, known)
+        setup = build_point(replace(described, engine=engine), self.data, known)
         if not self.stacks:  # with the results of a worker of `processes`
             fast = Sequential(setup.network, setup.federation.examples, fast=True)
             setup = replace(setup, engine=fast)
@@ -315,9 +308,9 @@ class Spread:
     ) -> None:
         self.ray, on_gpus = spread.connect(), spread.on_gpus
         datasets = self.ray.put(spread.datasets)
-        arguments = ON_GPU if on_gpus else ON_CORE
+        arguments = *(ON_GPU if on_gpus else ON_CORE), data, keep_states
         self.group = ActorGroup(self.ray, PointActor, arguments, datasets, on_gpus)
-        self.watch, self.data, self.keep_states = watch, data, keep_states
+        self.watch = watch
         self.points = {point.name: point for point in spread.points}
         self.folders: dict[str, RunFolder] = {}  # of the points that were handed out
         self.shares = spread.shares  # without the points that are over
@@ -352,8 +345,7 @@ class Spread:
         for worker in self.group.workers:
             if self.waiting and not worker.given:
                 number = self.waiting[0]
-                sent = [self._sent(point) for point in self.shares[number]]
-                share = Share(sent, self.data, self.keep_states)
+                share = [self._sent(point) for point in self.shares[number]]
                 worker.given.append((number, worker.handle.start.remote(share)))
                 self.waiting.popleft()
 
