@@ -131,6 +131,14 @@ def test_steps_with_a_tenth_of_the_noise_are_found():
     assert not found.holds
 
 
+def test_steps_that_forget_to_clip_are_found(monkeypatch):
+    broken = "fedlens.network.private.clip_factors"
+    monkeypatch.setattr(broken, lambda squared, _clip: torch.ones_like(squared))
+    found = measure(examples_of(noise=2.0))
+    assert found.claimed < 2 < found.at_least
+    assert not found.holds
+
+
 def test_batches_that_have_everybody_are_found_if_a_sixth_is_claimed():
     setup = examples_of(noise=2.0)
     claimed = setup.examples.epsilon(2, 1e-4)

@@ -77,7 +77,7 @@ def test_the_claim_for_an_example_is_measured_by_canaries_among_them(fedlens, fi
     done = fedlens("privacy", "audit", file, *words)
     assert (done.status, done.err) == (0, "")
     assert "claim       ε of one example: claimed" in done.out
-    assert "as long as the clip" in (tmp_path / "audit" / "report.html").read_text()
+    assert "longer than the clip" in (tmp_path / "audit" / "report.html").read_text()
     assert not (tmp_path / "ledger.jsonl").exists()
 
 

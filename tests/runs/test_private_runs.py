@@ -63,7 +63,7 @@ def test_several_private_runs_are_drawn_by_accuracy_over_epsilon(tmp_path):
     for noise in (0.5, 2.0):
         fl.run(experiment({"noise": noise}, rounds=2), tmp_path / f"noise-{noise}")
     page = report([tmp_path / "noise-0.5", tmp_path / "noise-2.0"]).read_text()
-    assert "Accuracy by ε" in page
+    assert "Accuracy by ε" in page and "at the end" in page
 
 
 def test_a_mechanism_with_options_is_named(tmp_path):

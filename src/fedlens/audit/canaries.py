@@ -7,8 +7,8 @@ arXiv:2302.03098): a high product says that the direction was sent. The guesses 
 of ε (`privacy/one_run.py`), which must not be above the ε that the run claims.
 
 If examples are protected, the client that spends most trains alone, as the server sees it, with
-canaries among its examples: their gradients are as long as the clip, each along coordinates that
-no other one has, and they come into batches by the chance of an example.
+canaries among its examples: their gradients are ten times the clip, each along coordinates that
+no other one has; they come into batches by the chance of an example, and are clipped as they are.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from fedlens.algorithm.slots import Uploading
 from fedlens.config.protection import protects_examples
 from fedlens.core import Local, Tree, Upload, keys
 from fedlens.core.federation import Fixed
+from fedlens.network import private as gradients
 from fedlens.privacy.accountant import epsilon
 from fedlens.privacy.one_run import Array, best_bound
 from fedlens.privacy.protection import Protection
@@ -103,7 +104,9 @@ class AddCanaries:
         drawn = (keys.uniform(own) < self.rate) & torch.tensor(self.member, device=device)
         sizes = [t[0].numel() for t in sums.values()]
         owner, along = coordinates(self.key, sum(sizes), count)
-        added = drawn[:, owner.to(device)] * self.clip * along.to(device)  # [C, n]
+        length = torch.full((len(drawn), 1), 10 * self.clip, dtype=torch.float64, device=device)
+        length = length * gradients.clip_factors(length.square(), self.clip)
+        added = drawn[:, owner.to(device)] * length * along.to(device)  # [C, n]
         parts = zip(sums.items(), torch.split(added, sizes, 1), strict=True)
         return {name: t + part.view_as(t).to(t) for (name, t), part in parts}
 

@@ -20,7 +20,7 @@ POINTS = np.geomspace(1e-4, 1, 81)  # of a curve
 RECOGNISED = 20.0  # decibels, from which on most people recognise a small image
 CANARIES = {
     "client": "{} clients sent a known direction, or zeros, in place of an update",
-    "example": "{} known gradients, as long as the clip, were among the examples of the client "
+    "example": "{} known gradients, longer than the clip, were among the examples of the client "
     "that spends most, or were not",
 }
 HEADER = "best PSNR, dB", "mean SSIM", "labels found"

@@ -307,15 +307,19 @@ class Notes:
         torch.autograd.grad(total, [self.alive], allow_unused=True)
         with torch.no_grad():
             squared = sum_of(one.squared() for one in self.found.values())
-            factors = (per_row(clip, squared) / squared.sqrt()).clamp(max=1)
-            # A gradient of 0 has the factor 1, not 0 / 0 or inf, and padding has 0.
-            factors = torch.where(squared > 0, factors, 1.0) * (mask > 0)
+            factors = clip_factors(squared, clip) * (mask > 0)
             sums: Tree = {}
             for name in list(self.found):
                 own = self.found.pop(name).weighted(factors)
                 prefix = f"{name}." if name else ""
                 sums |= {prefix + key: g for key, g in own.items()}
             return {n: sums[n].to(p) for n, p in self.trained.items() if n in sums}
+
+
+def clip_factors(squared: Tensor, clip: Any) -> Tensor:  # [C, B]
+    """By which gradients of these squared norms are shortened; 1 for one of 0, not 0 / 0."""
+    factors = (per_row(clip, squared) / squared.sqrt()).clamp(max=1)
+    return torch.where(squared > 0, factors, 1.0)
 
 
 def squares(g: Tensor) -> Tensor:  # [C, B, ...] -> [C, B]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fedlens.report.blocks import Block, Curves, Table
+from fedlens.report.blocks import Block, Curves, Line, Table
 from fedlens.report.groups import Group, by_cost, curve, off_if_many
 from fedlens.runs.records import PART_NAMES, Run, is_number, number
 
@@ -69,6 +69,11 @@ def privacy_blocks(groups: Sequence[Group], part: str) -> Iterator[Block]:
         for one in private
         if len(groups) > 1 and (line := by_cost(one, f"{part}_accuracy", _epsilons)).x
     ]
+    ends = {line.x[-1]: line.y[-1] for line in lines}
+    if len({_shown(x) for x in ends}) == len(lines) > 1:  # an ε each, so that they have an order
+        lines.append(
+            Line("at the end", sorted(ends), [ends[x] for x in sorted(ends)], style="dotted")
+        )
     if lines:
         yield Curves(
             title="Accuracy by ε",
