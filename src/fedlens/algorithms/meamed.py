@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
@@ -41,8 +42,22 @@ def around_median(update: Tensor, keep: int) -> Tensor:  # [C, ...]
 
 
 def _nearest(ordered: Tensor, keep: int) -> Tensor:  # [C, W] to [W]
-    away = (ordered - central(ordered)).abs()
-    return ordered.gather(0, away.topk(keep, 0, largest=False).indices).mean(0)
+    """In order these values are neighbours, the middle one among them: those that reach least far.
+
+    Sums go from the middle outwards: what is far away, and not among them, takes no digits.
+    """
+    centre, at = central(ordered), (len(ordered) - 1) // 2
+    nothing = torch.zeros_like(ordered[:1])
+    below = torch.cat([nothing, ordered[:at].flip(0)]).cumsum(0)
+    above = ordered[at:].cumsum(0)
+    least, best = torch.full_like(centre, torch.inf), centre
+    for first in range(max(at - keep + 1, 0), min(at, len(ordered) - keep) + 1):
+        last = first + keep - 1
+        reach = torch.maximum(centre - ordered[first], ordered[last] - centre)
+        mean = (below[at - first] + above[last - at]) / keep
+        best = torch.where(reach < least, mean, best)
+        least = torch.minimum(least, reach)
+    return best
 
 
 @paper
