@@ -172,7 +172,7 @@ class Experiment:
             fits = re.fullmatch("[0-9a-f]{64}", self.weights_sha256) is not None
             demand(fits, "weights_sha256", self.weights_sha256, "give 64 digits of 0-9, a-f")
             has = self.weights not in (None, "imagenet")
-            demand(has, "weights", self.weights, "name the file that weights_sha256 is of")
+            demand(has, "weights", self.weights, "name the file that has this sum")
         if self.stop is not None:
             on, stop = self.evaluate.on, self.stop
             fits = "validation" in on or stop.patience is None
