@@ -63,7 +63,7 @@ def test_padding_is_that_of_the_weights():
         ({"normalise": "dataset"}, "normalise"),
         ({"model": "resnet18"}, NAME),
         ({"norm": "group"}, "GroupNorm"),
-        ({"weights_sha256": "0" * 64}, "weights_sha256"),
+        ({"weights_sha256": "0" * 64}, "file that has this sum"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(changes, word):
