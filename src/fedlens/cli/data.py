@@ -120,6 +120,9 @@ def data_check(
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
 ROUNDS = 30
 NUM_CLIENTS = 10  # if there are no sites
+PRETRAINED = "efficientnet-lite0"
+SMALLEST = 96  # pixels; smaller photos gain less from a model that was trained on large ones
+UNBALANCED = 3.0  # so many times as many images of one class as of another
 MOST_TOLD = 20  # lines of one kind at most: with many sites, most of them lack some class
 
 
@@ -165,9 +168,9 @@ def import_command(
     refuse_existing(described, listed, overwrite=overwrite)
     with shown(not quiet, counted, "images") as watch:
         found = survey(folder, layout, watch, megapixels or MEGAPIXELS)
-    experiment = _experiment(found, listed, megapixels)
+    experiment, reasons = _experiment(found, listed, megapixels)
     write_atomically(listed, _rows(found, listed.parent).encode())
-    write_atomically(described, to_toml(experiment).encode())
+    write_atomically(described, to_toml(experiment, reasons).encode())
     _say_written(described, _told(found), listed)
 
 
@@ -196,7 +199,12 @@ def _rows(found: Survey, base: Path) -> str:
     return text.getvalue()
 
 
-def _experiment(found: Survey, listed: Path, megapixels: float | None) -> dict[str, Any]:
+def _experiment(
+    found: Survey, listed: Path, megapixels: float | None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """An experiment for what was found, and the reasons for its settings."""
+    from fedlens.models.weights import packaged
+
     dataset: dict[str, Any] = {"name": "csv", "path": listed.name, "channels": found.channels}
     if found.side is not None:
         dataset["size"] = found.side
@@ -205,13 +213,45 @@ def _experiment(found: Survey, listed: Path, megapixels: float | None) -> dict[s
     clients: dict[str, Any] = {"count": _num_clients(found), "partition": "iid"}
     if found.sites:
         clients = {"partition": {"name": "natural", "column": "client"}}
-    return {
+    tables: dict[str, Any] = {
         "dataset": dataset,
         "model": "simple-cnn",
         "rounds": ROUNDS,
         "clients": clients,
         "local": {"epochs": 2, "batch_size": 16, "lr": 0.05},
     }
+    reasons = {"clients.partition": "each site is a client"} if found.sites else {}
+    if _gains_from_imagenet(found) and packaged(PRETRAINED):
+        dataset["channels"] = 3  # as of ImageNet, also for gray images
+        rest = {name: tables.pop(name) for name in ("rounds", "clients", "local")}
+        tables |= {
+            "model": PRETRAINED,
+            "weights": "imagenet",
+            "normalise": "imagenet",
+            "norm": "frozen",
+            "train_last": 1,
+            **rest,
+        }
+        reasons |= {
+            "weights": "trained on 1.3 million photos: few images are enough for the rest",
+            "normalise": "as the images that it was trained on",
+            "norm": "its statistics are better than those of few images",
+            "train_last": "the head alone: features of images are computed once",
+        }
+    counts = found.classes.values()
+    if max(counts) >= UNBALANCED * min(counts):
+        tables["local"]["class_balance"] = 0.99
+        rare = min(found.classes, key=found.classes.__getitem__)
+        reasons["local.class_balance"] = f"{rare} is rare: its images count more"
+    if len(found.classes) == 2:
+        tables["evaluate"] = {"metrics": ["auroc"]}
+        reasons["evaluate.metrics"] = "two classes: how well they are ranked, at any threshold"
+    return tables, reasons
+
+
+def _gains_from_imagenet(found: Survey) -> bool:
+    """Whether images are large enough for features that were learned from photos."""
+    return min(found.side or found.seen[0].size[0], found.seen[0].size[0]) >= SMALLEST
 
 
 def _num_clients(found: Survey) -> int:
@@ -236,6 +276,9 @@ def _num_train(found: Survey) -> int:
 def _told(found: Survey) -> list[str]:
     """Lines on what was found and what was assumed."""
     from fedlens.data.class_names import one_class_twice
+    from fedlens.evaluation.intervals import wilson
+    from fedlens.models.weights import packaged
+    from fedlens.storage.reading import keeping_torch
 
     classes = ", ".join(f"{name} {count:,}" for name, count in sorted(found.classes.items()))
     sizes = sorted({one.size for one in found.seen})
@@ -280,6 +323,15 @@ def _told(found: Survey) -> list[str]:
             f"{shapes[0] if len(sizes) == 1 else several}; else change size"
         )
     lines.append(f"assumed: {'gray' if found.channels == 1 else 'colour'}; else change channels")
+    tested = found.parts["test"] or len(found.seen) - _num_train(found)
+    low, high = wilson(0.8, tested)
+    lines.append(
+        f"expect: {tested:,} images are tested, so that an accuracy of 80% is known to lie between "
+        f"{low:.0%} and {high:.0%} (95% interval)"
+    )
+    if _gains_from_imagenet(found) and not packaged(PRETRAINED):
+        install = keeping_torch("fedlens[pretrained]")
+        lines.append(f"advice: a pretrained model needs far fewer images: {install}, and import")
     return lines
 
 

@@ -52,6 +52,7 @@ def card(folder: Path, file: str, kind: str, best: bool = False, client: str | N
         held=_held(partition, classes),
         training=[
             ["model", f"{flat['model']}, {run.manifest.get('parameters'):,} parameters"],
+            *_start(run.manifest.get("weights")),
             ["algorithm", run.algorithm],
             ["rounds", f"{run.num_rounds} ({run.status})"],
             *([key, str(flat[key])] for key in sorted(flat) if key.startswith("local.")),
@@ -70,6 +71,14 @@ def card(folder: Path, file: str, kind: str, best: bool = False, client: str | N
         limits=list(_limits(run, classes)),
         table=table,
     )
+
+
+def _start(weights: Any) -> list[list[str]]:
+    """A row about the weights that a run started from, if it was given some."""
+    if not isinstance(weights, dict):
+        return []
+    licence = f", licence {weights['licence']}" if weights.get("licence") else ""
+    return [["weights", f"{weights.get('source')}, sha256 {weights.get('sha256')}{licence}"]]
 
 
 def _held(partition: dict[str, Any], classes: Sequence[str]) -> list[list[str]]:

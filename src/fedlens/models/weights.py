@@ -71,6 +71,15 @@ IMAGENET = {
 """The models for which `weights = "imagenet"` are in a package of the extra `pretrained`."""
 
 
+def packaged(name: str) -> Path | None:
+    """The file of a model's ImageNet weights, if its package is installed."""
+    given = IMAGENET[name]
+    found = importlib.util.find_spec(given.package)  # imports nothing of it
+    if found is None or not found.submodule_search_locations:
+        return None
+    return Path(found.submodule_search_locations[0]) / given.file
+
+
 def load_imagenet(module: nn.Module, name: str) -> Loaded:
     """Read weights that were trained on ImageNet into a model of this name."""
     if name not in IMAGENET:
@@ -78,12 +87,10 @@ def load_imagenet(module: nn.Module, name: str) -> Loaded:
             f'weights = "imagenet" are known for {", ".join(IMAGENET)}, not for {name}: give the '
             "path of a file"
         )
-    given = IMAGENET[name]
-    found = importlib.util.find_spec(given.package)  # imports nothing of it
-    if found is None or not found.submodule_search_locations:
+    given, path = IMAGENET[name], packaged(name)
+    if path is None:
         install = keeping_torch("fedlens[pretrained]")
         raise ValueError(f"the ImageNet weights of {name} are not installed: {install}")
-    path = Path(found.submodule_search_locations[0]) / given.file
     loaded = load_weights(module, str(path), given.sha256, in_order=True)
     return loaded._replace(source=f"{given.package}/{path.name}", licence=given.licence)
 

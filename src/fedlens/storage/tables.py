@@ -201,16 +201,19 @@ def _algorithm_called(
     raise ValueError(f"the experiment has no algorithm {name!r}: put algorithm={name} before it")
 
 
-def to_toml(tables: Mapping[str, Any]) -> str:
-    """Plain tables as TOML: first the values, then a section for each table."""
-    lines = [_pair(key, v) for key, v in tables.items() if not _is_section(v)]
+def to_toml(tables: Mapping[str, Any], reasons: Mapping[str, str] | None = None) -> str:
+    """Plain tables as TOML: first the values, then a section for each table.
+
+    `reasons` has comments by key, with dots.
+    """
+    lines = [_pair(key, v, reasons) for key, v in tables.items() if not _is_section(v)]
     for key, section in tables.items():
         if not _is_section(section):
             continue
         listed = isinstance(section, list)
         for table in section if listed else [section]:
             lines += ["", f"[[{key}]]" if listed else f"[{key}]"]
-            lines += [_pair(name, value) for name, value in table.items()]
+            lines += [_pair(name, value, reasons, f"{key}.") for name, value in table.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -219,9 +222,11 @@ def _is_section(value: Any) -> bool:
     return nested or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
 
 
-def _pair(key: str, value: Any) -> str:
+def _pair(key: str, value: Any, reasons: Mapping[str, str] | None = None, section: str = "") -> str:
     is_bare = key.isascii() and key.replace("-", "").replace("_", "").isalnum()
-    return f"{key if is_bare else to_value(key)} = {to_value(value)}"
+    reason = (reasons or {}).get(section + key)
+    why = f"  # {reason}" if reason else ""
+    return f"{key if is_bare else to_value(key)} = {to_value(value)}{why}"
 
 
 def to_value(value: Any) -> str:
