@@ -41,7 +41,7 @@ def test_large_photos_get_a_pretrained_head_and_each_choice_its_reason(here, fed
     assert "expect: 5 images" in told and f"{low:.0%} and {high:.0%}" in told
     result = fl.run(fl.Experiment.read(here / "photos.toml", overrides=["rounds=2"]))
     assert "test_auroc" in result.final
-    assert sum(record["bytes_up"] for record in result.rounds) < 100_000  # of the head alone
+    assert sum(record["bytes_up"] for record in result.records) < 100_000  # of the head alone
 
 
 def test_small_images_get_a_small_network(here, fedlens):
