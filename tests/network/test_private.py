@@ -152,6 +152,20 @@ def made(module: type[nn.Module] | object) -> nn.Module:
     return module()  # type: ignore[operator]
 
 
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """The gradients of convolutions are not kept from the norms to the sum."""
+    monkeypatch.setattr(private.OfImages, "is_kept", False)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("clip", [0.1, 1e6])
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_the_clipped_sum_of_convolutions_on_a_gpu_is_that_of_a_loop(geometry, clients, clip):
+    test_the_clipped_sum_of_convolutions_is_that_of_a_loop(geometry, clients, clip)
+
+
 @pytest.mark.parametrize("clip", [0.1, 1e6])
 @pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize("geometry", GEOMETRIES)
@@ -173,6 +187,7 @@ def test_the_clipped_sum_of_layers_is_that_of_a_loop(layers, clients, clip):
     agree(made(module), shape, clip, clients)
 
 
+@pytest.mark.usefixtures("as_on_a_gpu")
 def test_the_weight_of_a_convolution_is_read_for_its_shape_alone():
     """A recorded step has weights of its own, and must wait for no copy of the module's."""
     x, dy = torch.randn(1, 2, 3, 5, 5), torch.randn(1, 2, 4, 3, 3)
@@ -183,6 +198,7 @@ def test_the_weight_of_a_convolution_is_read_for_its_shape_alone():
     torch.testing.assert_close(found["weight"][0], expected)
 
 
+@pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("at_once", [1, 2**40])
 def test_parts_of_a_batch_add_up_to_it(monkeypatch, at_once):
     monkeypatch.setitem(private.AT_ONCE, "cpu", at_once)
