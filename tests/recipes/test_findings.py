@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedlens.recipes.findings.compared import ahead, compared, evaluated, levels, read_out
-from fedlens.recipes.findings.items import volatility
+from fedlens.recipes.findings.items import volatile
 from fedlens.recipes.recipe import Results, Scale
 from fedlens.report.pairs import estimate
 
@@ -51,5 +51,5 @@ def test_only_seeds_that_all_runs_of_a_comparison_have_are_paired():
 
 
 def test_a_run_that_goes_up_and_down_is_volatile_and_one_that_stays_is_not():
-    assert volatility(run_of(0, [0.1, 0.9, 0.4, 0.6, 0.4, 0.6])) == pytest.approx(0.2)
-    assert volatility(run_of(0, [0.1, 0.9, 0.5, 0.5, 0.5, 0.5])) == 0
+    assert volatile(run_of(0, [0.1, 0.9, 0.4, 0.6, 0.4, 0.6])) == pytest.approx(0.2)
+    assert volatile(run_of(0, [0.1, 0.9, 0.5, 0.5, 0.5, 0.5])) == 0

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, get_args
 
@@ -202,6 +203,16 @@ def _last_quarter(run: Run) -> list[float]:
     """The test accuracies of the last quarter of a run's evaluations, at least one."""
     values = [y for y in run.curve("test_accuracy")[1] if math.isfinite(y)]
     return values[-max(round(len(values) * 0.25), 1) :] or [math.nan]
+
+
+def volatility(values: Sequence[float]) -> float:
+    """How much a curve changes from one evaluation to the next: root mean square, late.
+
+    That is over the second half of the evaluations, where accuracy rises least.
+    """
+    late = values[len(values) // 2 :]
+    steps = [b - a for a, b in pairwise(late)]
+    return math.sqrt(statistics.fmean(x * x for x in steps)) if steps else math.nan
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from fedlens.data.augment import Augment
 from fedlens.data.partitions.dealing import proportions
 from fedlens.recipes import samples as of
 from fedlens.recipes.page import at_the_end, bars, beside, curves, mean_of, note, sentences, told
-from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
+from fedlens.recipes.recipe import Measured, Recipe, Results, Scale, volatility
 from fedlens.report.blocks import Block, Curves, Line, Table, Text
 from fedlens.report.numbers import NONE, signed_points
 from fedlens.runs.records import Run
@@ -214,12 +214,17 @@ def _what_it_takes(results: Results, cell: str) -> list[str]:
     """The round, and the images seen, at which runs first come near their best accuracy."""
     found: list[tuple[float, float]] = []
     for run in results.runs[cell]:
-        accuracies = [record["test_accuracy"] for record in run.rounds]
-        near = next(i for i, y in enumerate(accuracies) if y >= NEAR * max(accuracies))
-        found.append((near + 1, _seen(run)[near]))
+        near = _near_its_best(run)
+        found.append((near, _seen(run)[near - 1]))
     rounds, images = map(Measured.of, zip(*found, strict=True))
     accuracy = mean_of(results.final(cell))
     return [cell, accuracy, mean_of(rounds, 1, times=1), mean_of(images, 0, times=1)]
+
+
+def _near_its_best(run: Run) -> int:
+    """The first round in which a run is near its best accuracy."""
+    accuracies = [record["test_accuracy"] for record in run.rounds]
+    return next(i for i, y in enumerate(accuracies, 1) if y >= NEAR * max(accuracies))
 
 
 def _seen(run: Run) -> list[float]:
@@ -290,12 +295,37 @@ def figure16(scale: Scale) -> Recipe:
         return [
             *last_round(results, PUBLISHED, "rule, clients"),
             Text(title="Heterogeneity, or less data?", paragraphs=apart(results)),
+            _smoother_and_slower(results),
+            _over_rounds(results),
             *(by_round(results, lines, measure, title) for measure in MEASURES),
             note(__name__, "What the report calls heterogeneity is also a lack of data"),
             LAMBDA_NOTE,
         ]
 
     return recipe(scale, "figure16", cells=cells, blocks=blocks)
+
+
+def _smoother_and_slower(results: Results) -> Table:
+    """The report says both of the curve of equal clients, of which it has one run."""
+    rows = []
+    for cell, runs in results.runs.items():
+        jumps = Measured.of([volatility(run.curve("test_accuracy")[1]) for run in runs])
+        near = Measured.of([float(_near_its_best(run)) for run in runs])
+        rows.append([cell, mean_of(jumps), mean_of(near, 1, times=1), str(len(runs))])
+    header = ("rule, clients", "jumps, points", "rounds to 95% of its best", "n")
+    return Table(title="Smoother and slower, as numbers", header=header, rows=rows)
+
+
+def _over_rounds(results: Results) -> Table:
+    """Test accuracy after some numbers of rounds: the report picks E = 20."""
+    most = max(run.num_rounds for run in results.all)
+    at = range(5, most + 1, 5)
+    rows = []
+    for cell, runs in results.runs.items():
+        curves = [dict(zip(*run.curve("test_accuracy"), strict=True)) for run in runs]
+        rows.append([cell, *(mean_of(Measured.of([one.get(r) for one in curves])) for r in at)])
+    header = ("rule, clients", *(f"{r} rounds" for r in at))
+    return Table(title="Accuracy over the number of rounds", header=header, rows=rows)
 
 
 def apart(results: Results) -> list[str]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import pairwise
 from statistics import fmean
 
 from fedlens.config.experiment import Experiment, Named
@@ -26,7 +24,7 @@ from fedlens.recipes.ghaemi.algorithms import (
 )
 from fedlens.recipes.hsu2020.tables import each_alone
 from fedlens.recipes.page import curves, note, told
-from fedlens.recipes.recipe import Measured, Recipe, Results, Scale, with_settings
+from fedlens.recipes.recipe import Measured, Recipe, Results, Scale, volatility, with_settings
 from fedlens.report.blocks import Block, Curves, Line, Table
 from fedlens.report.numbers import NONE
 from fedlens.report.pairs import estimate
@@ -288,7 +286,7 @@ def virtual_clients(scale: Scale) -> Recipe:
     def shown(results: Results) -> list[Block]:
         return [
             curves(results, title="Test accuracy by round"),
-            compared(results, calmer, VOLATILITY, volatility),
+            compared(results, calmer, VOLATILITY, volatile),
         ]
 
     return finding(scale, "virtual-clients", cells, sums, shown, dataset="cifar10", seeds=3)
@@ -297,12 +295,5 @@ def virtual_clients(scale: Scale) -> Recipe:
 VOLATILITY = "How much less volatile"
 
 
-def volatility(run: Run) -> float:
-    """How much test accuracy changes from one evaluation to the next: root mean square, late.
-
-    That is over the second half of the evaluations, where it rises little.
-    """
-    values = evaluated(run)
-    late = values[len(values) // 2 :]
-    steps = [b - a for a, b in pairwise(late)]
-    return math.sqrt(fmean(x * x for x in steps)) if steps else math.nan
+def volatile(run: Run) -> float:
+    return volatility(evaluated(run))

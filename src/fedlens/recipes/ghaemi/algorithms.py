@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from importlib.resources import files
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -333,9 +334,43 @@ def _fedavg(results: Results, trials: Trials) -> list[Block]:
         late(alive, "FedAvg", trials, "clients, network"),
         dead_runs(results, _saturated(trials)),
         *over_published(alive, "FedAvg", trials),
+        train_and_test(alive),
         identity(results),
         DOUBLE_SOFTMAX,
     ]
+
+
+def train_and_test(results: Results) -> Table:
+    """Accuracy on all training images and on the test images, over the last ten evaluations."""
+    rows = []
+    for cell, runs in results.runs.items():
+        both = [
+            [fmean(run.curve(f"{part}_accuracy")[1][-10:]) for part in ("train", "test")]
+            for run in runs
+            if run.status == "finished" and run.has("train_accuracy")
+        ]
+        if both:
+            train, test = zip(*both, strict=True)
+            gap = Measured.of([a - b for a, b in both])
+            found = (Measured.of(train), Measured.of(test), gap)
+            theirs = _published_gap(cell)
+            rows.append([cell, *map(mean_of, found), str(len(both)), theirs])
+    return Table(
+        title="Train against test accuracy, %",
+        header=("clients, network", "train", "test", "train − test", "n", "published"),
+        rows=rows,
+        published=frozenset({5}),
+    )
+
+
+def _published_gap(cell: str) -> str:
+    """The report's train minus test accuracy over its last ten rounds, in points."""
+    for split in SPLITS:
+        if cell == f"{split}, {AS_PUBLISHED}":
+            curves = published("FedAvg", split)
+            late = zip(*(curves[f"{part}_acc"][-10:] for part in ("train", "test")), strict=True)
+            return f"{100 * fmean(a - b for a, b in late if a is not None and b is not None):.2f}"
+    return NONE
 
 
 def identity(results: Results) -> Table:
