@@ -30,6 +30,7 @@ from fedlens.algorithms.by_distance import caf, dnc, mda
 from fedlens.algorithms.centred_clipping import centred_clipping
 from fedlens.algorithms.clip import clip
 from fedlens.algorithms.ditto import ditto
+from fedlens.algorithms.eden import eden
 from fedlens.algorithms.fedala import fedala
 from fedlens.algorithms.fedasync import fedasync
 from fedlens.algorithms.fedavg import fedavg
@@ -64,6 +65,7 @@ from fedlens.algorithms.nnm import nnm
 from fedlens.algorithms.norm_bound import norm_bound
 from fedlens.algorithms.per_fedavg import per_fedavg
 from fedlens.algorithms.pfedme import pfedme
+from fedlens.algorithms.powersgd import powersgd
 from fedlens.algorithms.qfedavg import qfedavg
 from fedlens.algorithms.quantize import quantize
 from fedlens.algorithms.scaffold import scaffold
@@ -190,6 +192,8 @@ ALGORITHMS = {
     ),
     "top-k": compose(BASE, top_k(share=0.1)),
     "sign": compose(BASE, sign()),
+    "powersgd": compose(BASE, powersgd(rank=1)),
+    "eden": compose(BASE, eden(bits=4)),
     "clip, sign x fedadmm": compose(PLAIN, fedadmm(rho=0.1), clip(norm=2.0), sign()),
     "clip, top-k x fedadmm": compose(PLAIN, fedadmm(rho=0.1), clip(norm=2.0), top_k(share=0.2)),
     "qfedavg": compose(BASE, qfedavg(q=1.0)),

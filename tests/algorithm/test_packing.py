@@ -8,6 +8,8 @@ import torch
 
 from fedlens.algorithm.channel import encode, first_memory, packed, unpacked
 from fedlens.algorithms.clip import Clip
+from fedlens.algorithms.eden import Eden
+from fedlens.algorithms.powersgd import PowerSgd
 from fedlens.algorithms.quantize import Quantize
 from fedlens.algorithms.sign import Sign
 from fedlens.algorithms.top_k import TopK
@@ -29,6 +31,11 @@ CHANNELS = {
     "quantize, top-k": (Quantize(5), TopK(0.2)),
     "top-k, quantize": (TopK(0.2), Quantize(5)),
     "sign": (Sign(),),
+    "powersgd": (PowerSgd(2),),
+    "powersgd, clip": (PowerSgd(1), Clip(1e9)),
+    **{f"eden to {bits}": (Eden(bits),) for bits in (1, 2, 3, 4)},
+    "eden, with the least error": (Eden(2, unbiased=False),),
+    "top-k, eden": (TopK(0.2), Eden(3)),
     "sign, top-k": (Sign(feedback=False), TopK(0.2)),
 }
 
@@ -71,7 +78,7 @@ def test_zeros_arrive_as_zeros(name):
 
 
 def test_buffers_travel_as_they_are():
-    for step in (TopK(0.1), Sign()):
+    for step in (TopK(0.1), Sign(), PowerSgd(1)):
         parts = packed((step,), torch.arange(20.0).double(), "buffer", {})
         assert parts.keys() == {"numbers"}
         assert step.num_bits(torch.Size((20,)), 640, "buffer") == 640

@@ -15,7 +15,9 @@ from fedlens.algorithm.pieces import OwnModel, Uniformly, difference
 from fedlens.algorithm.slots import ChannelStep, Decoded, Encoded
 from fedlens.algorithms.admm import fedadmm
 from fedlens.algorithms.clip import Clip, clip
+from fedlens.algorithms.eden import Eden, eden
 from fedlens.algorithms.median import median
+from fedlens.algorithms.powersgd import PowerSgd, powersgd
 from fedlens.algorithms.quantize import Quantize, quantize
 from fedlens.algorithms.sign import Sign, sign
 from fedlens.algorithms.top_k import TopK, top_k
@@ -235,7 +237,7 @@ def sums(sizes: list[int], number: int, algorithm: Algorithm) -> tuple[Tree, Tre
     return moved, state.clients.rows[0]["channel.0.error"]
 
 
-@pytest.mark.parametrize("step", [TopK(0.01), TopK(0.3), Sign()], ids=repr)
+@pytest.mark.parametrize("step", [TopK(0.01), TopK(0.3), Sign(), PowerSgd(1)], ids=repr)
 def test_what_was_sent_and_what_is_remembered_are_the_sum_of_all_updates(step):
     rng = torch.Generator().manual_seed(0)
     memory = of_two_clients(step.init({"weight": torch.zeros(4, 16)}))
@@ -248,10 +250,13 @@ def test_what_was_sent_and_what_is_remembered_are_the_sum_of_all_updates(step):
             few = -(-64 * step.share // 1)
             assert ((encoded.update["weight"] != 0).flatten(1).sum(1) <= few).all()
         sent, whole, memory = sent + encoded.update["weight"], whole + u, dict(encoded.memory)
-    assert torch.equal(sent + memory["error"]["weight"], whole)
+    most = 1e-6 if isinstance(step, PowerSgd) else 0  # its sums round
+    torch.testing.assert_close(memory["error"]["weight"], whole - sent, rtol=most, atol=most)
 
 
-@pytest.mark.parametrize("step", [top_k(share=0.1), sign()], ids=lambda step: step.name)
+@pytest.mark.parametrize(
+    "step", [top_k(share=0.1), sign(), powersgd(1)], ids=lambda step: step.name
+)
 def test_a_client_remembers_what_it_did_not_send_until_its_next_round(step):
     alone = replace(PLAIN, select=Uniformly(1))
     moved, error = sums([24], 1, compose(alone, step))
@@ -259,7 +264,7 @@ def test_a_client_remembers_what_it_did_not_send_until_its_next_round(step):
     start = Network(small_cnn(), dtype=torch.float64).params
     for name, p in whole.params.items():
         torch.testing.assert_close(moved[name] + error[name], p - start[name])
-        assert error[name].any()
+        assert error[name].any() or (step.name == "powersgd" and p.dim() < 2)
 
 
 def of_two_clients(memory: Memory) -> Memory:
@@ -298,6 +303,87 @@ def test_with_error_feedback_signs_are_right_in_the_long_run():
     assert mean[True] < 0.03 < 1 < mean[False]
 
 
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_a_matrix_of_low_rank_is_sent_exactly(rank):
+    """Up to float32; and what is beyond its rank is the error that is remembered."""
+    draw = torch.Generator().manual_seed(rank)
+    a, b = (torch.randn(2, size, rank, generator=draw).double() for size in (40, 25))
+    for step in (PowerSgd(rank), PowerSgd(rank + 2)):
+        memory = of_two_clients(step.init({"weight": torch.zeros(40, 25)}))
+        for _ in range(2):
+            u = {"weight": a @ b.transpose(1, 2)}
+            encoded = step.encode(u, memory, keys_of(2), LAYOUT)
+            memory = dict(encoded.memory)
+        torch.testing.assert_close(encoded.update["weight"], u["weight"], rtol=1e-5, atol=1e-5)
+
+
+def test_the_columns_of_a_round_before_come_nearer_to_the_largest_directions():
+    """The same matrix again and again, without feedback: the error falls to that of the SVD."""
+    m = torch.randn(1, 30, 20, generator=torch.Generator().manual_seed(0)).double()
+    best = float(torch.linalg.svdvals(m[0])[2:].norm())
+    step, errors = PowerSgd(2, feedback=False), list[float]()
+    memory = {"q": {"weight": step.init({"weight": torch.zeros(30, 20)})["q"]["weight"][None]}}
+    for _ in range(60):
+        encoded = step.encode({"weight": m}, memory, keys_of(1), LAYOUT)
+        memory = dict(encoded.memory)
+        errors.append(float((m - encoded.update["weight"]).norm()))
+    assert errors[0] > 1.05 * best
+    assert errors[-1] == pytest.approx(best, rel=1e-3)
+
+
+def test_a_matrix_of_zeros_does_not_end_what_powersgd_sends():
+    step = PowerSgd(1)
+    memory = of_two_clients(step.init({"weight": torch.zeros(6, 8)}))
+    nothing = step.encode({"weight": torch.zeros(2, 6, 8).double()}, memory, keys_of(2), LAYOUT)
+    assert not nothing.update["weight"].any()
+    ones = {"weight": torch.ones(2, 6, 8).double()}
+    again = step.encode(ones, dict(nothing.memory), keys_of(2), LAYOUT)
+    torch.testing.assert_close(again.update["weight"], ones["weight"], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("unbiased", "errors"),
+    [(True, (0.5708, 0.1331, 0.0358, 0.0096)), (False, (0.3634, 0.1175, 0.0346, 0.0095))],
+)
+@pytest.mark.parametrize("kind", ["a power of two", "another size", "few large entries"])
+def test_eden_leaves_the_error_that_its_paper_says(unbiased, errors, kind):
+    draw = torch.Generator().manual_seed(0)
+    size = 4096 if kind == "a power of two" else 5000
+    x = torch.randn(20, size, generator=draw).double()
+    if kind == "few large entries":
+        x = x**5
+    for bits, expected in enumerate(errors, 1):
+        sent = Eden(bits, unbiased).encode({"weight": x}, {}, keys_of(20), LAYOUT).update["weight"]
+        error = (x - sent).square().sum(1) / x.square().sum(1)
+        assert float(error.mean()) == pytest.approx(expected, rel=0.03)
+
+
+def test_eden_is_right_in_expectation():
+    """The mean over 4,000 seeds; without `unbiased` it is too short."""
+    x = torch.linspace(-1, 2, 48, dtype=torch.float64).expand(4000, 48)
+    means = [
+        Eden(1, one).encode({"weight": x}, {}, keys_of(4000), LAYOUT).update["weight"].mean(0)
+        for one in (True, False)
+    ]
+    along = [float((mean * x[0]).sum() / x[0].square().sum()) for mean in means]
+    assert along[0] == pytest.approx(1, abs=1e-6)  # of each seed, by the choice of S
+    assert along[1] == pytest.approx(2 / torch.pi, abs=0.02)
+    assert float((means[0] - x[0]).norm() / x[0].norm()) < 0.05
+
+
+def test_the_levels_of_eden_are_those_of_lloyd_and_max():
+    """Each level is the mean of a normal number that is nearest to it."""
+    from fedlens.algorithms.eden import LEVELS
+
+    normal = torch.distributions.Normal(0.0, 1.0)
+    for above in LEVELS.values():
+        c = torch.tensor([*above], dtype=torch.float64)
+        ends = torch.cat([torch.zeros(1), (c[1:] + c[:-1]) / 2, torch.tensor([40.0])]).double()
+        density, below = normal.log_prob(ends).exp(), normal.cdf(ends)
+        mean = (density[:-1] - density[1:]) / (below[1:] - below[:-1])
+        torch.testing.assert_close(mean, c, rtol=1e-6, atol=0)
+
+
 def test_all_of_an_update_is_fedavg_byte_for_byte():
     plain, _ = rounds(BASE, 2, "batch")
     found, _ = rounds(compose(BASE, top_k(share=1.0)), 2, "batch")
@@ -312,6 +398,12 @@ def test_mistakes_are_refused():
     for message, step in wrong.items():
         with pytest.raises(ValueError, match=message):
             compose(BASE, step)
+    for rank in (0, -1):
+        with pytest.raises(ValueError, match=f"rank is {rank}: choose 1"):
+            compose(BASE, powersgd(rank=rank))
+    for bits in (0, 5):
+        with pytest.raises(ValueError, match=f"bits is {bits}: choose 1 to 4"):
+            compose(BASE, eden(bits=bits))
     for bits in (0, 1, 17):
         with pytest.raises(ValueError, match=f"bits is {bits}: choose 2 to 16"):
             compose(BASE, quantize(bits=bits))

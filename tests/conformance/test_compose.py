@@ -132,7 +132,7 @@ OF_LAYERS = {  # which need a model with a last layer
     *("lastfc", "fedns", "fedper", "fedrep", "fedbabu", "lg-fedavg", "moon", "fedala", "fedproto")
 }
 # Who is drawn, how a client rounds, and who starts first:
-DRAWS_BY_NUMBER = ("fedvc", "quantize", "fedbuff", "fedasync", "bucketing")
+DRAWS_BY_NUMBER = ("fedvc", "quantize", "eden", "fedbuff", "fedasync", "bucketing")
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in DRAWS_BY_NUMBER])

@@ -16,6 +16,7 @@ OPTIONS = {  # where the defaults are for more clients or larger ones
     "fedvc": ", size = 16",
     "trimmed-mean": ", share = 0.34",
     "krum": ", byzantine = 0",
+    "bulyan": ", byzantine = 0",
     "clip": ", norm = 0.5",
 }
 ASYNCHRONOUS = {"fedbuff", "fedasync"}  # which a fleet refuses
