@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+import fedlens as fl
 from fedlens.data import DATASETS, Source, published
 from fedlens.data.fetch import check, get_from, named_sets
 from fedlens.data.places import cache, roots
@@ -285,7 +286,7 @@ def test_a_set_is_resized_as_pillow_does_it(size):
 
 def test_a_size_that_is_none_or_too_large_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="size is 0"):
-        DATASETS["fashion-mnist-mini"](Source(), size=0)
+        fl.Experiment({"name": "fashion-mnist-mini", "size": 0}, "linear", rounds=1)
     monkeypatch.setattr(free_memory, "available", lambda: 1000)
     with pytest.raises(ValueError, match="smaller size"):
         DATASETS["fashion-mnist-mini"](Source(), size=224)

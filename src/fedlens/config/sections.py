@@ -32,6 +32,7 @@ ScheduledOrNone = Annotated[NumberOrNone, SCHEDULES]
 Count = Annotated[int, Bounds(least=1)]
 WholeNumber = Annotated[int, Bounds(least=0)]
 Chance = Annotated[float, Bounds(least=0, most=1)]
+Share = Annotated[float, Bounds(above=0, below=1)]
 Factor = Annotated[float, Bounds(least=0, most=10)]
 
 R = TypeVar("R")
@@ -220,7 +221,7 @@ class Evaluate:
     role"""
     on: Given[Part | Sequence[Part], tuple[Part, ...]] = default(("test",))
     """any of `test`, `validation`, `train`"""
-    validation: Annotated[float, Bounds(above=0, below=1)] = 0.1
+    validation: Share = 0.1
     """the share of the training examples set apart, if `evaluate.on` has `validation` and the data
     have no [validation images](data.md#your-own-images) of their own"""
     twin: bool = False
@@ -353,7 +354,7 @@ class Privacy:
     noise: Annotated[float, Bounds(least=0)] | None = None
     """the standard deviation of the noise on the sum of a round (of a batch, to protect examples),
     in clips: ε follows from it"""
-    delta: Annotated[float, Bounds(above=0, below=1)] = 1e-5
+    delta: Share = 1e-5
     """the δ that ε is for, below 1 / clients (below 1 / examples of each client)"""
     clip: Annotated[Number, CLIPS, Bounds(above=0)] = default(1.0)
     """the longest update (or gradient of an example) that counts in full: longer ones are shortened

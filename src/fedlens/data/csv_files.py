@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedlens.config.options import did_you_mean
+from fedlens.config.sections import Count, Share
 from fedlens.core.federation import Dataset
 from fedlens.data.arrays import Column
 from fedlens.data.class_names import called, is_number, rank
@@ -35,10 +36,10 @@ def csv(
     source: Source,
     *,
     path: str,
-    size: int | None = None,
+    size: Count | None = None,
     channels: Literal[1, 3] = 3,
     client: str | None = None,
-    test_share: float = TEST_SHARE,
+    test_share: Share = TEST_SHARE,
     on_error: OnError = "stop",
     megapixels: float = MEGAPIXELS,
 ) -> Dataset:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedlens.config.sections import Count, Share
 from fedlens.core.federation import Dataset
 from fedlens.data.class_names import called
 from fedlens.data.layouts import (
@@ -35,9 +36,9 @@ def folder(
     *,
     path: str,
     layout: Layout | None = None,
-    size: int | None = None,
+    size: Count | None = None,
     channels: Literal[1, 3] = 3,
-    test_share: float = TEST_SHARE,
+    test_share: Share = TEST_SHARE,
     on_error: OnError = "stop",
     megapixels: float = MEGAPIXELS,
 ) -> Dataset:
@@ -111,7 +112,7 @@ def listed_by_class(place: Path) -> Found:
 
 
 def tiny_imagenet(
-    source: Source, *, size: int | None = None, on_error: OnError = "stop"
+    source: Source, *, size: Count | None = None, on_error: OnError = "stop"
 ) -> Dataset:
     """Tiny ImageNet: 110,000 colour images, 64×64, 200 classes, in its published folders.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedlens.config.sections import Share
 from fedlens.core.federation import Dataset, Examples
 from fedlens.data import numpy_files
 from fedlens.data.arrays import Column, demand_labels, examples, held_out, mean_and_std
@@ -33,7 +34,7 @@ def femnist(source: Source) -> Dataset:
     return Dataset("femnist", *parts, CHARACTERS, *mean_and_std(parts[0].images))
 
 
-def omniglot(source: Source, *, test_share: float = 0.2) -> Dataset:
+def omniglot(source: Source, *, test_share: Share = 0.2) -> Dataset:
     """Omniglot: characters of 50 alphabets, 28×28, ink on black, 1,623 classes, by drawer.
 
     From the folders images_background and images_evaluation as published, or from one npz file of

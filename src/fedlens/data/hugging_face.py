@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedlens.config.options import did_you_mean
+from fedlens.config.sections import Count, Share
 from fedlens.core.federation import Dataset
 from fedlens.data.arrays import Column, demand_labels
 from fedlens.data.layouts import SPELLINGS, part_named, with_tests
@@ -35,9 +36,9 @@ def hugging_face(
     image: str | None = None,
     label: str | None = None,
     client: str | None = None,
-    size: int | None = None,
+    size: Count | None = None,
     channels: Literal[1, 3] | None = None,
-    test_share: float = TEST_SHARE,
+    test_share: Share = TEST_SHARE,
     on_error: OnError = "stop",
     megapixels: float = MEGAPIXELS,
 ) -> Dataset:

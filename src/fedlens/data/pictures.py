@@ -110,8 +110,6 @@ def dataset(
 
     `watch` is called with the number of decoded images and the total.
     """
-    if size is not None and size < 1:
-        raise ValueError(f"size is {size}: choose a number of pixels, such as 32")
     found = found.divided(test_share)
     there = [part for part in PARTS if part in found.parts]
     found = found.take(sorted(range(len(found.parts)), key=lambda i: there.index(found.parts[i])))

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from fedlens.config.sections import Count
 from fedlens.core.federation import Dataset, Examples
 from fedlens.data import numpy_files
 from fedlens.data.arrays import Column, Pixels, examples
@@ -390,8 +391,6 @@ def resized(dataset: Dataset, size: int | None) -> Dataset:
     """The set with images of `size` × `size`, interpolated linearly as Pillow does it."""
     if size is None:
         return dataset
-    if size < 1:
-        raise ValueError(f"{dataset.name}: size is {size}: choose 1 or more, or leave it out")
     count, channels = len(dataset.train) + len(dataset.test), dataset.shape[0]
     needed = {f"images of {size}×{size}": count * channels * size**2}
     free_memory.demand(dataset.name, needed, "choose a smaller size")
@@ -470,7 +469,7 @@ def load(entry: Published, source: Source) -> Dataset:
         return Dataset(entry.name, train, test, entry.classes, entry.mean, entry.std)
 
 
-def fashion_mnist_mini(_source: Source, *, size: int | None = None) -> Dataset:
+def fashion_mnist_mini(_source: Source, *, size: Count | None = None) -> Dataset:
     """600 training and 100 test images of each class of Fashion-MNIST, inside the package.
 
     They are resized to `size` × `size`, if it is given.
@@ -496,23 +495,23 @@ def mini_content() -> bytes:
     return content
 
 
-def fashion_mnist(source: Source, *, size: int | None = None) -> Dataset:
+def fashion_mnist(source: Source, *, size: Count | None = None) -> Dataset:
     """Fashion-MNIST: 70,000 gray images of clothes, 28×28 or resized, 10 classes."""
     return resized(load(FASHION_MNIST, source), size)
 
 
-def mnist(source: Source, *, size: int | None = None) -> Dataset:
+def mnist(source: Source, *, size: Count | None = None) -> Dataset:
     """MNIST: 70,000 gray images of handwritten digits, 28×28 or resized, 10 classes."""
     return resized(load(MNIST, source), size)
 
 
-def cifar10(source: Source, *, size: int | None = None) -> Dataset:
+def cifar10(source: Source, *, size: Count | None = None) -> Dataset:
     """CIFAR-10: 60,000 colour images, 32×32 or resized, 10 classes."""
     return resized(load(CIFAR10, source), size)
 
 
 def cifar100(
-    source: Source, *, labels: Literal["fine", "coarse"] = "fine", size: int | None = None
+    source: Source, *, labels: Literal["fine", "coarse"] = "fine", size: Count | None = None
 ) -> Dataset:
     """CIFAR-100: 60,000 colour images, 32×32 or resized, 100 fine or 20 coarse classes."""
     dataset = resized(load(CIFAR100, source), size)

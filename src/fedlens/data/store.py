@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedlens.config.sections import Count
 from fedlens.core.federation import Dataset
 from fedlens.data import numpy_files
 from fedlens.data.arrays import Column, examples, mean_and_std
@@ -141,32 +142,32 @@ def _prepared(name: str, source: Source, size: int) -> Dataset:
     )
 
 
-def inaturalist_user_120k(source: Source, *, size: int = 96) -> Dataset:
+def inaturalist_user_120k(source: Source, *, size: Count = 96) -> Dataset:
     """iNaturalist: 120,300 photographs of 1,203 species, `size` × `size`, by user."""
     return _prepared("inaturalist-user-120k", source, size)
 
 
-def inaturalist_geo_30k(source: Source, *, size: int = 96) -> Dataset:
+def inaturalist_geo_30k(source: Source, *, size: Count = 96) -> Dataset:
     """iNaturalist: 120,300 photographs, `size` × `size`, by S2 cell of at most 30,000."""
     return _prepared("inaturalist-geo-30k", source, size)
 
 
-def inaturalist_geo_3k(source: Source, *, size: int = 96) -> Dataset:
+def inaturalist_geo_3k(source: Source, *, size: Count = 96) -> Dataset:
     """iNaturalist: 120,300 photographs, `size` × `size`, by S2 cell of at most 3,000."""
     return _prepared("inaturalist-geo-3k", source, size)
 
 
-def inaturalist_geo_1k(source: Source, *, size: int = 96) -> Dataset:
+def inaturalist_geo_1k(source: Source, *, size: Count = 96) -> Dataset:
     """iNaturalist: 120,300 photographs, `size` × `size`, by S2 cell of at most 1,000."""
     return _prepared("inaturalist-geo-1k", source, size)
 
 
-def inaturalist_geo_100(source: Source, *, size: int = 96) -> Dataset:
+def inaturalist_geo_100(source: Source, *, size: Count = 96) -> Dataset:
     """iNaturalist: 120,300 photographs, `size` × `size`, by S2 cell of at most 100."""
     return _prepared("inaturalist-geo-100", source, size)
 
 
-def landmarks_user_160k(source: Source, *, size: int = 96) -> Dataset:
+def landmarks_user_160k(source: Source, *, size: Count = 96) -> Dataset:
     """Landmarks: 164,172 photographs of 2,028 landmarks, `size` × `size`, by author."""
     return _prepared("landmarks-user-160k", source, size)
 

@@ -21,6 +21,7 @@ from fedlens.config.experiment import Experiment, Named
 from fedlens.config.names import METRICS
 from fedlens.config.options import call
 from fedlens.config.own_code import place_of, place_of_error
+from fedlens.config.sections import Count
 from fedlens.core.federation import Holdings
 from fedlens.storage.reading import shortened
 
@@ -247,7 +248,7 @@ def auroc(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.stack(areas).nanmean()
 
 
-def ece(logits: Tensor, labels: Tensor, *, bins: int = BINS) -> Tensor:
+def ece(logits: Tensor, labels: Tensor, *, bins: Count = BINS) -> Tensor:
     """Expected calibration error: how far confidence is from accuracy, over bins of confidence.
 
     Args:
@@ -259,8 +260,6 @@ def ece(logits: Tensor, labels: Tensor, *, bins: int = BINS) -> Tensor:
 
 def reliability(logits: Tensor, labels: Tensor, bins: int) -> Tensor:  # [3, bins] float64
     """By bin of confidence: number of examples, sum of confidences, number of correct ones."""
-    if bins < 1:
-        raise ValueError(f"metric 'ece': bins is {bins}: choose 1 or more")
     confidence, predicted = logits.double().softmax(1).max(1)
     right = (predicted == labels).double()
     place = (confidence * bins).ceil().long().clamp(1, bins) - 1  # (0, 1 / bins], ...
