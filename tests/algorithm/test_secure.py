@@ -140,7 +140,7 @@ def test_what_is_too_long_for_the_server_is_left_out_as_in_any_sum(tmp_path):
         ({"algorithm": ["fednova"]}, "by itself"),
         ({"clients": fl.Clients(count=2)}, "3"),
         ({"model": normed()}, "norm"),
-        ({"privacy": {"noise": 1.0}}, "privacy"),
+        ({"privacy": {"epsilon": 1.0}}, "privacy"),
         ({"reporting": {"over_select": 1.5}}, "over_select"),
         ({"aggregation": {"secure": True}}, "simulated"),
         ({"aggregation": {"secure": "simulated", "threshold": 0.5}}, "two thirds"),

@@ -13,16 +13,18 @@ from fedlens.fleet.log import LOG, Log, verify
 from fedlens.fleet.payload import Reply
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.terms import for_fleet
+from fedlens.privacy.accountant import epsilon
 from fedlens.privacy.ledger import Ledger
 from fedlens.report import read_all
 from fedlens.report.runs import headline
 from fedlens.runs.folder import RunFolder
-from fedlens.storage.run_files import read_records
+from fedlens.storage.run_files import read_records, read_summary
 from tests.fleet.sites import (
     Nearby,
     make_sites,
     model_bytes,
     run_nearby,
+    terms_of,
     write_experiment,
 )
 from tests.fleet.test_account import PRIVATE
@@ -316,3 +318,56 @@ def test_too_few_sites_for_the_sums_that_were_approved_are_said(tmp_path):
     (sites[0].home / FILE).write_text("most_rounds = 1\n")
     with pytest.raises(ValueError, match="per_round"):
         run_nearby(path, tmp_path / "run", sites, wait=0.5, at_least=3)
+
+
+OF_SITES = "privacy = { noise = 2.0, clip = 1.0, delta = 1e-3 }\n"
+
+
+def test_sites_add_the_noise_themselves_and_keep_account(tmp_path):
+    more = SUMS.format(bits=32) + OF_SITES
+    path = write_experiment(tmp_path, more=more, per_round=4)
+    sites, nearby = make_sites(path, tmp_path / "sites"), list[Nearby]()
+    described = for_fleet(fl.Experiment.read(path))
+    lines = "\n".join(
+        sites[0]
+        .approvals.of(terms_of(described, [one.home for one in sites]).hash)
+        .offer.terms.effects()
+    )
+    assert "3 sites" in lines
+    gone = iter(range(2))
+
+    def change(name, what, arrived):
+        away = name in ("ann", "bob") and what == "train" and next(gone, None) is not None
+        return Reply({}, {}, "dropped") if away else arrived
+
+    assert run_nearby(path, tmp_path / "run", sites, change, nearby=nearby).status == "finished"
+    told = read_summary(tmp_path / "run")["privacy"]
+    assert told["unit"] == "client"
+    assert not any("seed" in line for line in told["not_covered"])
+    for site in sites:
+        entries = Ledger(site.home / LEDGER).entries
+        assert [one.unit for one in entries] == ["client"] * 2, "repeated, and still the same noise"
+        spent = epsilon([one.release for one in entries], 1e-3)
+        assert spent == pytest.approx(told["epsilon"], rel=1e-6)
+    records = read_records(tmp_path / "run")
+    assert all("train_loss" not in record for record in records)
+
+
+def test_a_sites_budget_counts_sums_with_noise(tmp_path):
+    path = write_experiment(tmp_path, more=SUMS.format(bits=32) + OF_SITES, per_round=4)
+    sites, told = make_sites(path, tmp_path / "sites"), list[str]()
+    (sites[0].home / FILE).write_text('[privacy]\nunit = "client"\nepsilon = 0.1\ndelta = 1e-3\n')
+    run_nearby(path, tmp_path / "run", sites, told=told)
+    assert any("ann: refused: its policy gives epsilon 0.1" in line for line in told)
+    assert not Ledger(sites[0].home / LEDGER).entries
+
+
+def test_noise_of_sites_is_of_no_key_and_is_in_what_leaves(tmp_path):
+    """The same run twice: the same clients, other models; the simulation draws by key."""
+    path = write_experiment(tmp_path, more=SUMS.format(bits=32) + OF_SITES, per_round=4, rounds=1)
+    for out in ("one", "two"):
+        run_nearby(path, tmp_path / out, make_sites(path, tmp_path / f"{out}-sites"))
+    models = [RunFolder(tmp_path / out).load_model()["fc.weight"] for out in ("one", "two")]
+    spread = 2.0 * (4 / 3) ** 0.5 / 4  # of a sum in which all four added what three are counted on
+    apart = float((models[0].double() - models[1].double()).std())
+    assert apart == pytest.approx(2**0.5 * spread, rel=0.15)

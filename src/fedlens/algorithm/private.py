@@ -67,13 +67,7 @@ class ClipAndNoise(ChannelStep):
         return memory
 
     def encode(self, update: Tree, memory: Memory, client_keys: Tensor, layout: Layout) -> Encoded:
-        each = [torch.linalg.vector_norm(u.flatten(1), dim=1) for u in update.values()]
-        norm = torch.linalg.vector_norm(torch.stack(each), dim=0)  # [C]
-        clip = self._clip(memory)
-        below = norm <= clip
-        factor = torch.where(below, 1.0, clip * SHORTER / norm)
-        factor = torch.where(norm.isfinite(), factor, 0.0)
-        sent = {name: (u * per_row(factor, u)).nan_to_num_(0.0) for name, u in update.items()}
+        sent, below = clipped(update, self._clip(memory))
         if isinstance(self.privacy.clip, Adaptive):
             sent[BELOW] = below.double()[:, None] - 0.5
         return Encoded(sent)
@@ -118,6 +112,19 @@ class ClipAndNoise(ChannelStep):
     def _clip(self, memory: Memory) -> Tensor | float:
         clip = self.privacy.clip
         return memory["clip"]["clip"] if isinstance(clip, Adaptive) else clip
+
+
+def clipped(update: Tree, clip: Tensor | float) -> tuple[Tree, Tensor]:
+    """Each client's update [C, ...], no longer than the clip as one vector, and who needed none.
+
+    An update that is not finite counts as zeros.
+    """
+    each = [torch.linalg.vector_norm(u.flatten(1), dim=1) for u in update.values()]
+    norm = torch.linalg.vector_norm(torch.stack(each), dim=0)  # [C]
+    below = norm <= clip
+    factor = torch.where(below, 1.0, clip * SHORTER / norm)
+    factor = torch.where(norm.isfinite(), factor, 0.0)
+    return {n: (u * per_row(factor, u)).nan_to_num_(0.0) for n, u in update.items()}, below
 
 
 def _on_grid(noisy: Tensor, deviation: Tensor) -> Tensor:

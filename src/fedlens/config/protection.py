@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from fedlens.config.experiment import Experiment
 from fedlens.config.names import CLIPS, MECHANISMS
@@ -44,6 +44,13 @@ def protects_examples(experiment: Experiment) -> bool:
     return experiment.privacy is not None and experiment.privacy.unit == "example"
 
 
+def _sampling(experiment: Experiment, correlated: bool) -> Literal["all", "cyclic", "poisson"]:
+    """How clients are drawn; a server that is not trusted draws none by chance."""
+    if experiment.aggregation is not None and experiment.aggregation.secure:
+        return "all"
+    return "cyclic" if correlated else "poisson"
+
+
 def protection_of(experiment: Experiment) -> Protection:
     """What an experiment with a number of clients does for privacy, its noise calibrated."""
     given, clients = experiment.privacy, experiment.clients
@@ -56,7 +63,7 @@ def protection_of(experiment: Experiment) -> Protection:
         noise=given.noise or 0.0,
         clip=CLIPS.make(clip) if isinstance(clip, Named) else clip,
         mechanism=mechanism,
-        sampling=given.sampling or ("cyclic" if mechanism.correlated else "poisson"),
+        sampling=given.sampling or _sampling(experiment, mechanism.correlated),
         rounds=experiment.rounds,
         clients=clients.count,
         cohort=cohort,

@@ -370,6 +370,9 @@ class Privacy:
     population: Count | None = None
     """the clients that those of `noise_cohort` are drawn from; without it, as large a share as here
     takes part"""
+    without: Annotated[int, Bounds(least=0)] | None = None
+    """with [secure sums](secure.md#noise-of-the-sites): so many clients of a round may be lost or
+    lie, and the noise of the others is still enough. Without it, as many as may be lost"""
     count_noise: Annotated[float, Bounds(above=0)] | None = None
     """the standard deviation of the noise on the label counts that clients send once, to protect
     examples in algorithms that need them (`fedns`, `lastfc`)"""

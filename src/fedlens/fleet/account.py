@@ -8,7 +8,7 @@ approves an experiment.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedlens.algorithm import Algorithm
@@ -27,7 +27,10 @@ DATA = "all that the site ever had"  # so that examples that are added open no n
 def released(algorithm: Algorithm, size: int, updates: int) -> Release:
     """What so many updates tell of `size` examples."""
     private, draw = algorithm.objective.private, algorithm.draw
-    assert private is not None and isinstance(draw, PoissonBatches)
+    if private is None:
+        (release,) = algorithm.releases(0)
+        return replace(release, count=updates)
+    assert isinstance(draw, PoissonBatches)
     steps = updates * draw.num_steps(size)
     return Release(float(private.noise), "poisson", draw.rate(size), count=steps)
 
@@ -85,7 +88,8 @@ class Account:
         more = released(terms.algorithm, size, terms.most_updates)
         delta = given.delta if budget is None else budget.delta
         cost, before, after = (total(one, delta) for one in ([more], spent, [*spent, more]))
-        each = f"at delta {delta:g} for each of {size:,} examples"
+        whom = "this site" if given.unit == "client" else f"each of {size:,} examples"
+        each = f"at delta {delta:g} for {whom}"
         yield f"cost:      epsilon {cost:.3g} {each}, by {terms.most_updates:,} updates"
         yield f"spent:     epsilon {before:.3g} before, and {after:.3g} with this experiment"
         if budget is not None:

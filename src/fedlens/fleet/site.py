@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from fedlens.algorithm import Algorithm
+from fedlens.algorithm.distributed import drawn_at_a_site
 from fedlens.algorithm.dp_sgd import at_a_site
 from fedlens.config.experiment import Experiment
 from fedlens.core import Facts, Memory, Tree, keys
@@ -128,7 +129,8 @@ class Site:
         # With the values that the schedules of the terms have in this round.
         algorithm, private = make_algorithm(task.experiment, round), task.terms.privacy is not None
         if private:
-            algorithm = at_a_site(algorithm)
+            of_examples = algorithm.objective.private is not None
+            algorithm = at_a_site(algorithm) if of_examples else drawn_at_a_site(algorithm)
         layout, augment = task.network.layout, task.experiment.augment
         program = ClientProgram(algorithm, layout, augment, uncombined=True)
         if not own_keys or not isinstance(own_keys, list) or not all(map(_is_whole, own_keys)):

@@ -311,7 +311,7 @@ def _content_of(text: str) -> Content:
     with names_as_data():
         parts = {key: check(part, hints[key], key) for key, part in given.items()}
     if parts.get("privacy") is not None:
-        check_private(parts["privacy"])
+        check_private(parts["privacy"], parts.get("aggregation"))
     check_sums(parts.get("aggregation"))
     used = {key: as_plain(part) for key, part in parts.items()}
     refuse_unknown(given["clients"], TOLD_OF_CLIENTS, "clients.")
@@ -392,7 +392,7 @@ def check_possible(experiment: Experiment) -> None:
             "train all layers"
         )
     if experiment.privacy is not None:
-        check_private(experiment.privacy)
+        check_private(experiment.privacy, experiment.aggregation)
         if experiment.privacy.ledger is not None:
             raise ValueError("sites keep their own ledgers: leave privacy.ledger out")
     check_sums(experiment.aggregation)
@@ -427,12 +427,12 @@ def check_sums(given: Aggregation | None) -> None:
         )
 
 
-def check_private(given: Privacy) -> None:
+def check_private(given: Privacy, sums: Aggregation | None) -> None:
     """Raise ValueError for [privacy] that sites cannot keep by themselves."""
-    if given.unit != "example":
+    if given.unit != "example" and (sums is None or not sums.secure):
         raise ValueError(
             f'privacy.unit is "{given.unit}", whose noise the server of a fleet would have to add: '
-            'choose "example", whose noise the sites draw'
+            'choose "example", whose noise the sites draw, or set aggregation.secure'
         )
     if given.noise is None:
         raise ValueError(

@@ -69,7 +69,7 @@ def sample(words: Array, noise: float) -> Array:
     if not 0 < noise <= LARGEST:
         raise ValueError(f"noise is {noise}: it lies above 0, up to {LARGEST:.0f} steps of a grid")
     bits = words.view(np.uint64)
-    reach = _thresholds(float(noise))
+    reach = thresholds(float(noise))
     sizes = len(reach) - np.searchsorted(reach, bits >> np.uint64(1), side="right")
     signs = 1 - 2 * (bits & np.uint64(1)).astype(np.int64)
     drawn: Array = sizes * signs
@@ -77,7 +77,7 @@ def sample(words: Array, noise: float) -> Array:
 
 
 @lru_cache(maxsize=8)
-def _thresholds(noise: float) -> Array:
+def thresholds(noise: float) -> Array:
     """2^63 P(|x| ≥ k) for k from the largest down to 1: summed from the tail, which is exact."""
     sizes = np.arange(math.ceil(9.5 * noise) + 1, 0, -1)
     tails = np.cumsum(np.exp(-((sizes / noise) ** 2) / 2))

@@ -42,6 +42,8 @@ def privacy_line(run: Run) -> str:
     how = f"{how.get('name') if isinstance(how, dict) else how} noise"
     if told.get("unit") == "example":
         how += " at its client, so also against the server"
+    elif sums_line(run):
+        how += ", of which each site added a part, so also against the server"
     how += f", {told.get('sampling')} sampling, {told.get('neighbouring')} neighbours"
     line = f"ε is {shown} at δ = {delta or 0:g} for each {told.get('unit')} ({how})"
     if is_number(told.get("noise_cohort")):
@@ -99,7 +101,9 @@ def privacy_blocks(groups: Sequence[Group], part: str) -> Iterator[Block]:
             shown = (f"{name} {_shown(number(spread.get(name)))}" for name in ("least", "median"))
             rows[0][1] += f"; of other clients less: {', '.join(shown)}"
         if unit == "client":
-            rows.append(["each client's update, to the server", NO_HELP])
+            hidden = "none by noise alone; secure sums hide it among those of the others"
+            help = hidden if sums_line(groups[0].runs[0]) else NO_HELP
+            rows.append(["each client's update, to the server", help])
         if told.get("count_noise"):
             rows.append(["label counts of clients, with noise", "the same: they have a share"])
         if isinstance(told.get("clip"), dict):

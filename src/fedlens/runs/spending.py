@@ -95,8 +95,9 @@ class Spending:
             "accountant": "privacy loss distributions, an upper bound",
             "ledger": given.ledger,
         }
+        elsewhere = self.setup.engine.reporting is not None  # then sites draw the noise
+        listed = list(NOT_COVERED[1:] if elsewhere else NOT_COVERED)
         if self.examples is not None:
-            drawn = [] if self.setup.engine.reporting is None else NOT_COVERED[:1]  # at real sites
             return common | {
                 "noise": self.examples.noise,
                 "sampling": "poisson",
@@ -104,14 +105,13 @@ class Spending:
                 "clients": len(self.examples.rates),
                 "by_client": self.examples.spread(self.rounds, given.delta),
                 "count_noise": given.count_noise,
-                "not_covered": [SIZES, *(one for one in NOT_COVERED if one not in drawn)],
+                "not_covered": [SIZES, *listed],
             }
         protection = protection_of(self.setup.experiment)
         (*_, last) = protection.released(protection.rounds)
-        not_covered = list(NOT_COVERED)
         if given.noise_cohort is not None:
             sizes = (f"{n:,}" for n in (protection.population, protection.noise_cohort))
-            not_covered.insert(0, ANOTHER.format(*sizes))
+            listed.insert(0, ANOTHER.format(*sizes))
         return common | {
             "noise": protection.noise,
             "sampling": protection.sampling,
@@ -119,5 +119,5 @@ class Spending:
             "clients": protection.population,
             "cohort": protection.noise_cohort,
             "noise_cohort": given.noise_cohort,
-            "not_covered": not_covered,
+            "not_covered": listed,
         }

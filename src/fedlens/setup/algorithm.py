@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from fedlens.algorithm import Algorithm, Amendment, compose, is_paper
+from fedlens.algorithm.distributed import with_noise_of_clients
 from fedlens.algorithm.dp_sgd import check_protected, protect_examples
 from fedlens.algorithm.pieces import (
     AmongSeen,
@@ -98,13 +99,19 @@ def make_algorithm(experiment: Experiment, round: int = 0) -> Algorithm:
             )
     if (attack := attack_of(experiment)) is not None:
         algorithm = under_attack(algorithm, attack, experiment.seed)
-    if sums is not None and sums.secure:
+    secure = sums is not None and bool(sums.secure)
+    if secure:
         _check_secure(experiment)
-        cohort = algorithm.select.cohort_size
-        algorithm = with_secure_sums(algorithm, sums.clip, sums.bits, cohort, sums.threshold)
     if given is None or of_examples:
-        return algorithm
-    return with_privacy(algorithm, protection_of(experiment))
+        if sums is None or not secure:
+            return algorithm
+        cohort = algorithm.select.cohort_size
+        return with_secure_sums(algorithm, sums.clip, sums.bits, cohort, sums.threshold)
+    protection = protection_of(experiment)
+    if sums is None or not secure:
+        return with_privacy(algorithm, protection)
+    rules = sums.bits, sums.threshold, given.without, given.delta
+    return with_noise_of_clients(algorithm, protection, *rules)
 
 
 def _selection(experiment: Experiment) -> Select:
@@ -115,11 +122,20 @@ def _selection(experiment: Experiment) -> Select:
 
 
 def _check_secure(experiment: Experiment) -> None:
-    if experiment.privacy is not None and not protects_examples(experiment):
-        raise ValueError(
-            "privacy of clients and aggregation.secure exclude each other: the noise would be the "
-            "server's, who is not to be trusted here: leave one out"
-        )
+    given = experiment.privacy
+    if given is not None and not protects_examples(experiment):
+        for key, value, remedy in (
+            ("epsilon", given.epsilon, "give noise, of which all clients know their part"),
+            ("clip", isinstance(given.clip, Named) and given.clip.name, "choose a number"),
+            ("mechanism", given.mechanism.name != "gaussian" and given.mechanism.name, "gaussian"),
+            ("noise_cohort", given.noise_cohort, "the noise is that of those who take part"),
+            ("sampling", given.sampling not in (None, "all") and given.sampling, "all"),
+        ):
+            if value:
+                raise ValueError(
+                    f"privacy.{key} is {value!r}, and with secure sums clients add the noise, and "
+                    f"a server is not trusted: {remedy}"
+                )
     if experiment.reporting is not None and experiment.reporting.over_select > 1:
         raise ValueError(
             "reporting.over_select and aggregation.secure exclude each other, for a sum has all "

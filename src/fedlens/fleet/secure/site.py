@@ -96,8 +96,8 @@ class Sums:
             )
         if as_text(self._own.public_key()) != self._all.get(self.number):
             raise Unsafe("the key in its place is another's")
-        sums = self.terms.sums
-        assert sums is not None
+        sums = self.terms.algorithm.combine
+        assert isinstance(sums, SecureSum)
         round = told.round_of(sums.threshold, sums.bits)
         member, keys = Member.begin(round, self.number, self._sign)
         self._write(told, member)
