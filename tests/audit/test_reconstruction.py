@@ -38,6 +38,16 @@ def test_one_image_comes_back_through_a_linear_model():
     assert found.cosine > 0.999
 
 
+def test_the_upload_of_a_client_is_the_same_on_every_engine():
+    """A form of weights that only gives sums of uploads is not taken."""
+    for how in (None, Training(), Training(clip=1.0, noise=0.01)):
+        one, other = (
+            reconstruct(setup_of(engine=engine), 0, 1, steps=20, training=how)
+            for engine in ("sequential", "stacked")
+        )
+        assert one.cosine == pytest.approx(other.cosine, rel=1e-4)
+
+
 def test_clipping_alone_hides_nothing():
     """A shorter update has the same direction."""
     clipped = setup_of(algorithm=["fedavg", {"name": "clip", "norm": 0.01}])

@@ -113,7 +113,7 @@ class FactoredForm:
     def __init__(self, network: Network, program: ClientProgram, names: tuple[str, ...]) -> None:
         self.network, self.names = network, names
         # If only the sum of the differences is needed, no client's own difference is computed.
-        self.sums_uploads = not program.measures_norm and all(
+        self.sums_uploads = not (program.measures_norm or program.uncombined) and all(
             one.combine.sums_params and one.upload is difference and not one.channel
             for one in program.algorithms
         )
