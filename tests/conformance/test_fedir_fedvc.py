@@ -1,6 +1,8 @@
 """FedIR and FedVC, by their own mathematics."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch.nn.functional as F
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithm.pieces import BySize, Epochs, Equally, Objective, Sgd, Uniformly, Virtual
 from fedlens.algorithms import fedir, fedvc
+from fedlens.algorithms.fedir import LabelWeight
 from fedlens.core import Batch, Facts, Local, keys
 from fedlens.core.federation import Federation, Fixed, Holdings
 from tests.conformance.quadratics import DOUBLE, close
@@ -129,6 +132,26 @@ def test_fedir_is_fedavg_where_every_client_has_one_class():
     one, two = (train(a, federation=federation) for a in (BASE, compose(BASE, fedir())))
     for name, w in one.params.items():
         close(two.params[name], w, 1e-12)
+
+
+def test_fedir_with_a_power_of_0_is_fedavg_and_with_one_between_weighs_by_roots():
+    federation = noisy_images(FEW)
+    one, two, half, whole = (
+        train(a, federation=federation, rounds=1)
+        for a in (BASE, *(compose(BASE, fedir(power=x)) for x in (0.0, 0.5, 1.0)))
+    )
+    assert_equal(found=two.params, expected=one.params)
+    plain = train(compose(BASE, fedir()), federation=federation, rounds=1)
+    assert_equal(found=whole.params, expected=plain.params)
+    assert any(not half.params[n].equal(p) for n, p in one.params.items())
+    p, counts = torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[8, 2, 0]])
+    facts: Any = SimpleNamespace(label_counts=counts)
+    told: Any = SimpleNamespace(told={"labels": {"p": p}}, facts=facts)
+    batch: Any = SimpleNamespace(labels=torch.tensor([[0, 1]]), mask=torch.ones(1, 2))
+    found = LabelWeight(0.5)(batch, told)
+    close(found, torch.tensor([[(0.5 / 0.8) ** 0.5, (0.5 / 0.2) ** 0.5]]), 1e-6)
+    with pytest.raises(ValueError, match="power"):
+        compose(BASE, fedir(power=-1.0))
 
 
 def test_p_may_be_given_and_need_not_sum_to_one():

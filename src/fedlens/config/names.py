@@ -184,7 +184,8 @@ RECIPES = ByName(
         "attacks/methods": "attacks.methods",
         "findings/double-softmax findings/step-size findings/lost-data": "findings.items",
         "findings/liadmm findings/fedns findings/virtual-clients": "findings.items",
-        "findings/fedns-network findings/server-step findings/communication": "findings.asked",
+        "findings/fedns-network findings/server-step findings/communication "
+        "findings/importance": "findings.asked",
     },
 )
 

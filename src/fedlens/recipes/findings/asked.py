@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate
@@ -12,6 +13,8 @@ from fedlens.recipes.fedns.setting import table1
 from fedlens.recipes.findings.compared import Sum, ahead, compared, pictured
 from fedlens.recipes.findings.items import finding
 from fedlens.recipes.ghaemi.algorithms import FORMS, OURS, SPLITS, experiment
+from fedlens.recipes.hsu2020.setting import Method, Population, imbalanced
+from fedlens.recipes.hsu2020.setting import experiment as of_hsu
 from fedlens.recipes.page import curves
 from fedlens.recipes.recipe import Recipe, Results, Scale, with_settings
 from fedlens.report.blocks import Block, Curves
@@ -157,3 +160,35 @@ def _by_bytes(results: Results, split: str) -> Curves:
 
 def _split(cell: str) -> str:
     return cell.partition(", ")[0]
+
+
+POWERS = {"no FedIR": None, "FedIR, power 0.5": 0.5, "FedIR": 1.0}
+ALPHA, USERS = 0.0145, 200  # a mean EMD of 1.85
+
+
+def importance(scale: Scale) -> Recipe:
+    """Does FedIR gain where clients are as unalike as the paper's users?"""
+    count, goals = scale.pick((20, (10,)), (50, (10,)), (USERS, (10, 100)))
+    users = Population(
+        "iNaturalist-User-120k",
+        "unalike CIFAR-100",
+        Named(scale.dataset("cifar100")),
+        scale.pick(Named("linear"), Named("simple-cnn"), Named("hsu-cnn")),
+        imbalanced(ALPHA if scale.name == "paper" else 0.3),
+        count,
+    )
+    cells, sums = dict[str, Experiment](), dict[str, Sum]()
+    for base, goal in itertools.product(("FedAvg", "FedAvgM"), goals):
+        form = f"{base}, K {goal}"
+        for name, power in POWERS.items():
+            one = of_hsu(scale, users, Method(base, vc=True, ir=power is not None, goal=goal))
+            weighed = Named("fedir", {"power": power or 1.0})
+            algorithm = tuple(weighed if a.name == "fedir" else a for a in one.algorithm)
+            cells[f"{form}, {name}"] = replace(one, algorithm=algorithm)
+            if power is not None:
+                sums[f"{form}: {name} − no FedIR"] = ahead(f"{form}, {name}", f"{form}, no FedIR")
+
+    def shown(results: Results) -> list[Block]:
+        return [curves(results, title="Test accuracy by round")]
+
+    return finding(scale, "importance", cells, sums, shown, dataset="cifar100", seeds=3)
