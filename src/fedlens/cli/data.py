@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from fedlens.cli import arguments, completion
-from fedlens.cli.arguments import print_json, refuse_existing, say
+from fedlens.cli.arguments import print_json, print_table, refuse_existing, say
 from fedlens.config.experiment import Experiment
 from fedlens.config.first_report import imported
 from fedlens.runs.progress import counted, megabytes, shown
@@ -39,10 +39,8 @@ def data_list(data: arguments.DataFolder = None, as_json: arguments.Json = False
     if as_json:
         print_json([row._asdict() for row in rows])
         return
-    from fedlens.report.tables import table
-
     body = [[row.name, row.contents, row.where or "not here"] for row in rows]
-    print(table(["data set", "contents", "where"], body))
+    print_table(["data set", "contents", "where"], body)
 
 
 @data_app.command("get")
@@ -385,9 +383,7 @@ def partition_command(
             say(line)
         crossed = statistics.cross_table(counts, dataset.classes)
         if crossed is not None:
-            from fedlens.report.tables import table
-
-            print(table(*crossed))
+            print_table(*crossed)
     if out is not None or not as_json:
         from fedlens.report.partition import draw, draw_map, title_of
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from fedlens.cli.arguments import Json, Quiet, print_json, refuse_existing, warn
+from fedlens.cli.arguments import Json, Quiet, print_json, print_table, refuse_existing, warn
 from fedlens.runs.progress import counted, shown, working
 from fedlens.storage.run_files import EXPERIMENT, check_run
 
@@ -81,7 +81,6 @@ def evaluate_command(
     from fedlens.deploy.classifier import load
     from fedlens.deploy.testing import tested_on, training_files
     from fedlens.report.holdings import measured
-    from fedlens.report.tables import table
     from fedlens.storage.reading import printable
 
     classifier = load(run, best=best, client=client)
@@ -112,7 +111,7 @@ def evaluate_command(
         [kind, name, str(about["images"]), *measured(about["accuracy"], about["images"])]
         for kind, name, about in rows
     ]
-    print(table(["", "", "images", "accuracy", "95% interval"], body))
+    print_table(["", "", "images", "accuracy", "95% interval"], body)
     print(f"macro F1 {found['f1']:.3f}, loss {found['loss']:.3f}")
 
 
