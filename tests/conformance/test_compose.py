@@ -131,14 +131,11 @@ def permuted(problem, order):
 OF_LAYERS = {  # which need a model with a last layer
     *("lastfc", "fedns", "fedper", "fedrep", "fedbabu", "lg-fedavg", "moon", "fedala", "fedproto")
 }
-# Who is drawn, how a client rounds, and who starts first:
-DRAWS_BY_NUMBER = ("fedvc", "quantize", "eden", "fedbuff", "fedasync", "bucketing")
-ROOT_BY_NUMBER = ("fltrust",)  # which client is trusted
+# Who is drawn, how a client rounds, who starts first, and whom the server trusts:
+BY_NUMBER = ("fedvc", "quantize", "eden", "fedbuff", "fedasync", "bucketing", "fltrust")
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in ALGORITHMS if n not in DRAWS_BY_NUMBER + ROOT_BY_NUMBER]
-)
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in BY_NUMBER])
 def test_no_algorithm_cares_how_clients_are_numbered(name):
     """All of them take part, with full batches, for three rounds."""
     problem, order = some(7), torch.tensor([4, 2, 6, 0, 5, 3, 1])
