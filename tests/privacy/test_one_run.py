@@ -16,6 +16,24 @@ def test_if_all_guesses_are_right_the_bound_has_a_closed_form(guesses):
     assert lower_bound(guesses, guesses, guesses) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("counts", "delta", "expected", "chance"),
+    [
+        ((1000, 100, 90), 1e-5, 1.6261436787, 8.412885614e-4),
+        ((1000, 500, 300), 1e-5, 0.2512053254, 1.0),
+        ((500, 500, 490), 1e-5, 3.3543280633, 6.792235651e-5),
+        ((200, 50, 50), 1e-3, 2.0972112473, 2.116861142e-2),
+        ((10000, 300, 200), 1e-6, 0.4850374660, 0.9943453848),
+    ],
+)
+def test_the_bound_is_that_of_jax_privacy(counts, delta, expected, chance):
+    """Its `auditing`, version 2.0.0: the bound at 95%, and the chance under ε = 1."""
+    canaries, guesses, right = counts
+    bound = lower_bound(canaries, guesses, right, delta)
+    assert bound == pytest.approx(expected, abs=2e-6)
+    assert p_value(1.0, delta, canaries, guesses, right) == pytest.approx(chance, rel=1e-8)
+
+
 def test_guesses_by_chance_refute_nothing():
     assert lower_bound(1000, 500, 250) == 0.0
     assert lower_bound(10, 0, 0) == 0.0
