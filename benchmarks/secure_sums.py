@@ -104,7 +104,7 @@ def fleet(given: argparse.Namespace, secure: bool, folder: Path) -> tuple[Counte
         names = {site.home.name: number for number, site in enumerate(made)}
         job = Job(str(path), str(folder / "run"), names, keys=keys, wait=3600.0)
         begun = time.process_time()
-        run_job(job, lambda _: counted, len)
+        run_job(job, lambda _: counted, lambda _: None)
         spent = time.process_time() - begun
     return counted, spent
 

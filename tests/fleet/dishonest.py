@@ -75,7 +75,8 @@ class DishonestSums:
 
     def __init__(self, folder: Path, count: int = 4, **experiment: Any) -> None:
         TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # as at a server
-        more = "aggregation = { secure = true }\n" + experiment.pop("more", "")
+        threshold = experiment.pop("threshold", 2 / 3)
+        more = f"aggregation = {{ secure = true, threshold = {threshold} }}\n"
         path = write_experiment(folder, more=more, count=count, per_round=count, **experiment)
         self.sites = make_sites(path, folder / "sites")
         self.terms = terms_of(for_fleet(Experiment.read(path)), [one.home for one in self.sites])

@@ -4,13 +4,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedlens.fleet.keys import as_text
-from fedlens.fleet.secure.protocol import about_keys, signed_by
+from fedlens.fleet.secure.protocol import Keys, Opened, about_keys, signed_by, unmasked
 from fedlens.fleet.secure.site import Told
 from fedlens.fleet.terms import Terms
+from fedlens.runs.folder import from_bytes
 
 pytest.importorskip("flwr", reason="a fleet needs flwr: pip install 'fedlens[fleet]'")
 
@@ -82,6 +84,42 @@ def test_no_two_sums_of_a_round_whose_difference_is_one_update(server):
     server.masked()
     assert not server.agree([1, 2, 3])
     assert says(server, "the difference would show", [1, 2, 3])
+
+
+def sum_of(server: DishonestSums, round: int, survivors: list[int]) -> Any:
+    """What a server reads of an attempt of a round, if the sites open it for these survivors."""
+    told = server.told(round=round)
+    about = Told(**{**told, "sites": tuple(told["sites"])}).round_of(2 / 3, 32)
+    keys = server.begin(**told)
+    sealed = server.share(keys)
+    masked = server.train(sealed, round=round)
+    opened = server.open(server.agree(survivors))
+    words = [masked[site].tensors["masked"].numpy().view(np.uint32) for site in survivors]
+    shares = {
+        site: Opened(
+            *({int(k): bytes.fromhex(v) for k, v in one[n].items()} for n in ("seeds", "keys"))
+        )
+        for site, one in opened.items()
+    }
+    public = {site: Keys(*map(bytes.fromhex, one)) for site, one in keys.items()}
+    total = np.asarray(np.sum(words, axis=0, dtype=np.uint32))
+    return unmasked(total, about, public, sealed, survivors, shares)
+
+
+def test_what_two_rounds_on_one_model_show_is_known_and_has_a_remedy(server, tmp_path):
+    """A server that says that a site was lost has its update, by the round before: docs/secure.md.
+    Where all must stay, every sum has all sites."""
+    apart = sum_of(server, 0, ALL) - sum_of(server, 1, [0, 1, 2])
+    (kept, *_) = (server.sites[3].home / "memory" / server.terms.hash).glob("sent-*")
+    own = from_bytes(kept.read_bytes(), torch.device("cpu"))
+    update = np.concatenate([own[name].numpy().ravel() for name in sorted(own)])
+    assert np.array_equal(apart, update)
+
+    (tmp_path / "strict").mkdir()
+    strict = DishonestSums(tmp_path / "strict", rounds=3, threshold=1.0)
+    strict.masked()
+    assert not strict.agree([0, 1, 2])
+    assert all("4 are the fewest" in why for why in strict.refused.values())
 
 
 def test_nothing_is_opened_twice(server):

@@ -240,7 +240,9 @@ class Terms:
         found, given = [], self.privacy
         if self.sums is not None:
             whose = f"{self.fewest} sites or more"
-            found.append(f"secure sums: the server sees the sum of what {whose} send, and no part")
+            told = f"secure sums: the server sees the sum of what {whose} send, and no part"
+            lies = "" if self.fewest == self.cohort else ", unless it lies about who was lost"
+            found.append(told + lies)
         if given is not None:
             found.append(f"privacy of each {given.unit}: noise {given.noise}, drawn at the site")
         return "; ".join(found) or "none: the server sees each update as it is"
