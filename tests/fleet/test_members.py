@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fedlens.deploy.card import card
 from fedlens.fleet import CA, CA_KEY, NODE_KEY, SERVER, SERVER_KEY
 from fedlens.fleet.join import show
 from fedlens.fleet.keys import (
@@ -262,6 +263,9 @@ def test_a_run_goes_on_at_once_without_a_site_that_is_withdrawn(tmp_path):
     failed = [json.loads(line).get("failed") for line in lines]
     assert failed == [{}, {"unavailable": [1]}, {"unavailable": [1]}]
     assert told.count("bob: unavailable: it was withdrawn") == 2
+    lineage = card(tmp_path / "run", "model.onnx", "onnx").partition("Whose updates are in it:")[2]
+    assert "| bob | 1 | 1 |" in lineage
+    assert "| ann | 3 | 1 to 3 |" in lineage
 
 
 def test_a_server_waits_for_those_who_were_invited(tmp_path):

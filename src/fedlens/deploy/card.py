@@ -50,6 +50,7 @@ def card(folder: Path, file: str, kind: str, best: bool = False, client: str | N
         num_clients=partition.get("num_clients"),
         partition=flat.get("clients.partition"),
         held=_held(partition, classes),
+        lineage=list(_lineage(run, best)),
         training=[
             ["model", f"{flat['model']}, {run.manifest.get('parameters'):,} parameters"],
             *_start(run.manifest.get("weights")),
@@ -88,6 +89,30 @@ def _held(partition: dict[str, Any], classes: Sequence[str]) -> list[list[str]]:
         return []
     called = names or [str(client) for client in range(len(counts))]
     return [[name, *map(str, row), str(sum(row))] for name, row in zip(called, counts, strict=True)]
+
+
+def _lineage(run: Run, best: bool) -> Iterator[list[str]]:
+    """Whose updates are in the model, by the rounds in which they were used."""
+    names, found = client_names(run) or [], run.best(CHOSEN_BY) if best else None
+    last = run.num_rounds if found is None else found[1]
+    for client, name in enumerate(names):
+        used = [
+            int(row["round"])
+            for row in run.rounds
+            if client in (row.get("clients") or ()) and row["round"] <= last
+        ]
+        yield [name, str(len(used)), _spans(used) or "none"]
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """Numbers in ascending order, in short: 1 to 4, 7."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in spans)
 
 
 def _quality(run: Run, classes: Sequence[str]) -> dict[str, Any]:
