@@ -369,7 +369,7 @@ def test_columns_stand_below_each_other_in_any_script():
 
 def test_the_table_and_the_verdict_have_one_sign(variants):
     told_of = told(variants({"fedavg": [0.70, 0.71, 0.72], "fedprox": [0.73, 0.745, 0.75]}))
-    (rows,) = [block.rows for block in _differences(told_of)]
+    rows = _differences(told_of).rows
     assert list(rows[0][:2]) == ["fedprox", "fedavg"]
     assert list(rows[0][2:4]) == ["3.17", "2.45 to 3.88"]
     assert "by 3.17 points" in told_of[0].words()
@@ -382,7 +382,7 @@ def test_differences_are_in_points_wherever_they_stand(variants):
     paired = pairs(found, score)
     (ahead,) = _picture_of_differences(paired)
     (curve,) = (b for b in _pictures(found, "test", score) if b.slug.startswith("difference"))
-    (rows,) = _differences(paired)
+    rows = _differences(paired)
     assert isinstance(curve, Curves) and not (ahead.percent or curve.percent)
     assert "points" in ahead.x_label and "points" in curve.y_label
     assert list(ahead.series[0].values) == pytest.approx([9.5 / 3])

@@ -66,10 +66,13 @@ class Stack:
     """Points that train together, and what their time depends on."""
 
     points: Sequence[Point]
-    setups: Sequence[Setup]
     work: Work
     kind: str  # stacks of one kind have the same speed
     family: str  # about the same, if clients train one after another
+
+    @property
+    def setups(self) -> list[Setup]:
+        return [point.setup for point in self.points]
 
 
 class Timing:
@@ -129,19 +132,20 @@ class Timing:
 
     def _stack(self, points: Sequence[Point], on_one: bool = False) -> Stack:
         """A stack of points; with `on_one`, on one worker of a cluster."""
-        setups = [_on_one_worker(point.setup) if on_one else point.setup for point in points]
-        work = self._work(points, setups)
+        if on_one:
+            points = [replace(point, setup=_on_one_worker(point.setup)) for point in points]
+        work = self._work(points)
         # The partition matters only through the amount of work, to within a tenth; and not at all
         # if clients train one after another, since time is then proportional to their examples.
         tenths = [round(math.log(part + 1) / math.log(1.1)) for part in work]
         kinds = sorted(_kind(point.experiment, by_client=False) for point in points)
-        kind = json.dumps([tenths if side_by_side(setups) else [], on_one, *kinds])
-        return Stack(points, setups, work, kind, json.dumps([on_one, *map(_family, points)]))
+        kind = json.dumps([tenths if side_by_side([points[0].setup]) else [], on_one, *kinds])
+        return Stack(points, work, kind, json.dumps([on_one, *map(_family, points)]))
 
-    def _work(self, points: Sequence[Point], setups: Sequence[Setup]) -> Work:
+    def _work(self, points: Sequence[Point]) -> Work:
         key = tuple(_kind(point.experiment) for point in points)
         if key not in self._works:
-            self._works[key] = work_of(setups)
+            self._works[key] = work_of([point.setup for point in points])
         return self._works[key]
 
     def _time(self, stacks: Iterable[Stack], watch: Counted | None) -> None:
@@ -195,13 +199,8 @@ class Timing:
             self._started.add(stack.kind)
             seconds += found.start
         for before, end in pairwise([0, *sorted({one.rounds for one in described})]):
-            left = [
-                (point, setup)
-                for point, setup in zip(stack.points, stack.setups, strict=True)
-                if point.experiment.rounds >= end
-            ]
-            work = self._work([point for point, _ in left], [setup for _, setup in left])
-            seconds += (end - before) * found.pace.of(work)
+            left = [point for point in stack.points if point.experiment.rounds >= end]
+            seconds += (end - before) * found.pace.of(self._work(left))
         return Estimate([point.name for point in stack.points], seconds)
 
 

@@ -66,6 +66,10 @@ def opening(recipe: Recipe, results: Results) -> Text:
     count, missing = len(results.runs), [cell for cell in recipe.cells if not results.runs[cell]]
     numbers = sorted({len(of_cell) for of_cell in results.runs.values()})
     seeds = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+    machines = {
+        f"{m.get('device', '?')} ({m.get('cores', '?')} cores, torch {m.get('torch', '?')})"
+        for m in (run.manifest for run in runs)
+    }
     seconds = sum(map(_spent, runs))
     said = [
         *_whose(recipe, results, bool(unlike)),
@@ -78,7 +82,7 @@ def opening(recipe: Recipe, results: Results) -> Text:
         _diverged(results, recipe.of_diverged),
         f"{count} experiment{'' if count == 1 else 's'}, {seeds} "
         f"seed{'s' if numbers[-1] > 1 else ''}{' each' if count > 1 else ''}, on "
-        f"{_machines(runs)}: "
+        f"{' and '.join(sorted(machines))}: "
         f"{f'{seconds:.0f} s' if seconds < 120 else f'{seconds / 60:.0f} min'} of training and "
         f"evaluation in all. {SPREAD if numbers[-1] > 1 else ONE_SEED}",
     ]
@@ -100,24 +104,20 @@ def _whose(recipe: Recipe, results: Results, is_changed: bool) -> list[str]:
         return [SAID[results.scale.name], *fewer]
     if recipe.ours or recipe.other_data:
         return [OUR_EXPERIMENTS if recipe.ours else OTHER_DATA, *fewer]
-    if fewer:
-        return [*fewer]
-    return [OWN_SETTINGS + (", but for some that were changed." if is_changed else ".")]
+    return [*fewer] or [OWN_SETTINGS + (", but for some that were changed." if is_changed else ".")]
 
 
 def _diverged(results: Results, shown: str) -> str:
     """A sentence about experiments with diverged runs, and what is shown of these runs."""
-    ended = {
-        cell: count
-        for cell, runs in results.runs.items()
-        if (count := sum(run.status == "diverged" for run in runs))
-    }
-    if not ended:
+    cells = [
+        cell for cell, runs in results.runs.items() for run in runs if run.status == "diverged"
+    ]
+    if not cells:
         return ""
-    count, of = sum(ended.values()), len(results.all)
+    count, of = len(cells), len(results.all)
     them = "it" if count == 1 else "them"
     shown = shown or f"What is shown of {them} was evaluated before that."
-    some = _first_three(list(ended))
+    some = _first_three([*dict.fromkeys(cells)])
     return f"{count} of {of} run{'' if of == 1 else 's'} diverged: {some}. {shown}"
 
 
@@ -142,14 +142,6 @@ def _abridged(value: object) -> str:
     if not isinstance(value, list | tuple) or len(value) <= MANY:
         return str(value)
     return f"[{', '.join(map(str, value[:3]))}, ... ({len(value):,} in all)]"
-
-
-def _machines(runs: Sequence[Run]) -> str:
-    found = {
-        f"{m.get('device', '?')} ({m.get('cores', '?')} cores, torch {m.get('torch', '?')})"
-        for m in (run.manifest for run in runs)
-    }
-    return " and ".join(sorted(found))
 
 
 def _spent(run: Run) -> float:
@@ -227,28 +219,23 @@ def _joined(lines: str) -> str:
 
 
 def led_by_a_figure(blocks: Sequence[Block], told: Text) -> list[Block]:
-    """A recipe's blocks with the first picture at the top and the text `told` below it."""
-    shown = [_of_what_was_run(one) for one in blocks]
-    shown = [one for one in shown if not _is_empty(one)]
+    """A recipe's blocks with the first picture at the top and the text `told` below it.
+
+    Bars, pictures and tables of experiments that were not run are left out.
+    """
+    shown: list[Block] = []
+    for block in blocks:
+        is_empty = isinstance(block, Table) and not block.rows
+        if isinstance(block, Curves):
+            is_empty = not any(line.x for line in block.lines if line.style != "dashed")
+        elif isinstance(block, Bars):
+            is_run = (any(height is not None for height in one.heights) for one in block.series)
+            block = replace(block, series=[*compress(block.series, is_run)])
+            is_empty = not block.series
+        if not is_empty:
+            shown.append(block)
     lead = next((one for one in shown if is_drawn(one)), None)
     return [*([lead] if lead else []), told, *(one for one in shown if one is not lead)]
-
-
-def _is_empty(block: Block) -> bool:
-    """Whether it is a picture or table of experiments that were not run."""
-    if isinstance(block, Curves):
-        return not any(line.x for line in block.lines if line.style != "dashed")
-    if isinstance(block, Table):
-        return not block.rows
-    return isinstance(block, Bars) and not block.series
-
-
-def _of_what_was_run(block: Block) -> Block:
-    """The block without the bars of experiments that were not run."""
-    if not isinstance(block, Bars):
-        return block
-    is_shown = (any(height is not None for height in one.heights) for one in block.series)
-    return replace(block, series=[*compress(block.series, is_shown)])
 
 
 def curves(
@@ -399,7 +386,8 @@ def beside(
     body = [[name, said(theirs), ours(found)] for name, theirs, found in told]
     if compared:
         for line, (_, theirs, found) in zip(body, told, strict=True):
-            line.append(said(_above(found, theirs), "+"))
+            mean = found.mean if isinstance(found, Measured) else None
+            line.append(NONE if mean is None or theirs is None else said(mean - theirs, "+"))
     return Table(
         title=title,
         caption=caption if compared else f"{caption} {NOT_COMPARED}".strip(),
@@ -407,10 +395,6 @@ def beside(
         rows=body,
         published=frozenset({1}),
     )
-
-
-def _above(found: Measured | str | None, theirs: float | None) -> float | None:
-    return found.mean - theirs if isinstance(found, Measured) and theirs is not None else None
 
 
 def ahead(results: Results, pairs: Sequence[tuple[str, str]], *, title: str) -> Intervals:

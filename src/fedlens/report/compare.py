@@ -38,7 +38,7 @@ from fedlens.report.pairs import (
     unequal_rounds,
 )
 from fedlens.report.runs import caution_block, caution_words, common_folder, details
-from fedlens.runs.records import Curve, is_number, number, primary_part, read_all, rounds_to
+from fedlens.runs.records import is_number, number, primary_part, read_all, rounds_to
 from fedlens.storage.run_files import Folders, runs_in
 
 MOST_TASKS = 2  # with more tasks than this, each has its accuracy curves alone
@@ -111,11 +111,17 @@ def compare(
     unequal = unequal_rounds(found)
     summary = _summary(found, paired)
     blocks = [
-        *_text("Not compared", f"Left out, since they {unfinished}." if left_out else ""),
-        *_text("Different numbers of rounds", unequal),
+        *(
+            Text(title=title, paragraphs=[words])
+            for title, words in (
+                ("Not compared", f"Left out, since they {unfinished}." if left_out else ""),
+                ("Different numbers of rounds", unequal),
+            )
+            if words
+        ),
         *_picture_of_differences(paired),
         _results(found, paired, score),
-        *(_differences(paired) if len(paired) > 1 else ()),  # the summary has a single one
+        *([_differences(paired)] if len(paired) > 1 else ()),  # the summary has a single one
         *caution_block(finished),
         *_pictures(found, part, score),
         _to_target(found, score, target),
@@ -127,10 +133,6 @@ def compare(
     page = render_page(f"{' or '.join(_names(found))}?", headline, blocks, folder, draw)
     verdicts = [pair.words() for pair in paired]
     return Comparison(found, paired, verdicts, summary, page, unfinished, unequal)
-
-
-def _text(title: str, words: str) -> list[Text]:
-    return [Text(title=title, paragraphs=[words])] if words else []
 
 
 def _check_same_tests(task: Task) -> None:
@@ -212,14 +214,14 @@ def _results(found: Sequence[Task], paired: Sequence[Pair], score: Score) -> Tab
     )
 
 
-def _differences(paired: Sequence[Pair]) -> Iterator[Table]:
+def _differences(paired: Sequence[Pair]) -> Table:
     header, rows = pair_rows(paired)
-    many = f" p-values, not intervals, are corrected for {len(paired)} comparisons (Holm)."
-    yield Table(
+    return Table(
         title="Paired differences",
         caption=f"The first minus the second, in points of {paired[0].measure}, over the n "
         "seeds that both were run with; intervals and two-sided p-values are Student's. What can "
-        f"be said to be better stands out.{many if len(paired) > 1 else ''}",
+        "be said to be better stands out. p-values, not intervals, are corrected for "
+        f"{len(paired)} comparisons (Holm).",
         header=header,
         rows=rows,
         strong=frozenset((i, 2) for i, pair in enumerate(paired) if pair.is_sure),
@@ -282,22 +284,19 @@ def _difference_lines(task: Task, metric: str) -> Iterator[Line]:
     """The differences to the reference, with the same seeds, in each round that all have."""
     reference = _reference(task)
     for place, group in enumerate(task.variants):
-        matched = [] if group is reference else by_seed(group, reference)
-        shared = in_all([_minus(one.curve(metric), other.curve(metric)) for one, other in matched])
+        differences: list[dict[int, float]] = []
+        for run, other in by_seed(group, reference) if group is not reference else ():
+            there = dict(zip(*other.curve(metric), strict=True))
+            points = zip(*run.curve(metric), strict=True)
+            both = {at: 100 * (value - there[at]) for at, value in points if at in there}
+            differences.append({at: value for at, value in both.items() if is_number(value)})
+        shared = in_all(differences)
         found = [estimate(values) for values in shared.values()]
         line = Line(group.name, list(shared), [one.mean for one in found], place=place)
-        if len(matched) > 1:
+        if len(differences) > 1:
             low, high = [one.low for one in found], [one.high for one in found]
             line = replace(line, low=low, high=high)
         yield line
-
-
-def _minus(one: Curve, other: Curve) -> dict[int, float]:
-    """The difference `one` minus `other` in points, for each round that both have."""
-    there = dict(zip(*other, strict=True))
-    both = [(round, value) for round, value in zip(*one, strict=True) if round in there]
-    found = {round: 100 * (value - there[round]) for round, value in both}
-    return {round: value for round, value in found.items() if is_number(value)}
 
 
 def _to_target(found: Sequence[Task], score: Score, target: float | None) -> Table:

@@ -60,6 +60,8 @@ def _curves(groups: Sequence[Group], measure: str, part: str) -> Iterator[Curves
         caption += " Lines are means over seeds, bands ± one standard deviation."
     if len(groups) > MANY:
         caption += f" Drawn are the best {MANY} of {len(groups)}; a click on a name draws another."
+    counts = {len(c) if isinstance(c := run.manifest.get("classes"), list) else 0 for run in runs}
+    alike = percent and len(counts) == 1  # guessing one of the classes is then as good for all
     yield Curves(
         title=f"{PART_NAMES[main].capitalize()} {measure}",
         name=measure,
@@ -67,16 +69,10 @@ def _curves(groups: Sequence[Group], measure: str, part: str) -> Iterator[Curves
         lines=off_if_many([line for line in lines if line.x]),
         y_label=f"{PART_NAMES[main]} {measure}",
         percent=percent,
-        levels=_chance(runs) if percent else (),
+        levels=[("chance", 1 / count) for count in counts if count] if alike else (),
         log_y=not percent and min(sound) > 0 and max(sound) / min(sound) > 100,
         styles=styles,
     )
-
-
-def _chance(runs: Sequence[Run]) -> list[tuple[str, float]]:
-    """The accuracy of guessing one of the classes, if it is the same for all runs."""
-    counts = {len(c) if isinstance(c := run.manifest.get("classes"), list) else 0 for run in runs}
-    return [("chance", 1 / count) for count in counts if count] if len(counts) == 1 else []
 
 
 def measure_blocks(groups: Sequence[Group]) -> Iterator[Curves]:

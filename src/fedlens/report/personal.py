@@ -60,12 +60,8 @@ def _rows(run: Run, known: dict[str, Array], which: Array, of: str) -> Iterator[
         about = against.get(name) if isinstance(against, dict) and not of else None
         if not sound.any():
             continue
-        numbers = (
-            np.mean(found[sound]),
-            np.average(found[sound], weights=weights),
-            np.mean(worst),
-            np.std(found[sound]),
-        )
+        own = found[sound]
+        numbers = np.mean(own), np.average(own, weights=weights), np.mean(worst), np.std(own)
         yield [
             (COMPARED[name] or f"{run.algorithm}, a model for each") + of,
             *(format_number(float(x), True) for x in numbers),
@@ -107,9 +103,7 @@ def personal_blocks(groups: Sequence[Group]) -> Iterator[Block]:
             header=HEADER,
             rows=personal_rows(one.runs[0]),
         )
-    named = len(known) == 1
-    alone = [dots for one in known for dots in _dots(one, named, _alone, _own)]
-    if alone:
+    if alone := _dots(known, _alone, _own):
         yield Curves(
             title="Alone or together",
             caption="A dot is a client: above the dotted line its model from the federation is "
@@ -124,8 +118,7 @@ def personal_blocks(groups: Sequence[Group]) -> Iterator[Block]:
         ("size", "training images", _sizes, ""),
         ("EMD", "EMD", _emds, emd),
     ):
-        lines = [dots for one in known for dots in _dots(one, named, of_client, _gains)]
-        if lines:
+        if lines := _dots(known, of_client, lambda run: 100 * (_own(run) - _alone(run))):
             yield Curves(
                 title=f"Who gains, by {what}",
                 caption="A dot is a client: how much better its model from the federation is than "
@@ -136,7 +129,8 @@ def personal_blocks(groups: Sequence[Group]) -> Iterator[Block]:
                 log_x=what == "size",
                 levels=[("as good as alone", 0.0)],
             )
-    yield from _slopes(known)
+    if known:
+        yield _slopes(known)
 
 
 def _alone(run: Run) -> Array:  # [K]
@@ -145,10 +139,6 @@ def _alone(run: Run) -> Array:  # [K]
 
 def _own(run: Run) -> Array:  # [K]
     return shares(run, "federated")
-
-
-def _gains(run: Run) -> Array:  # [K]
-    return 100 * (_own(run) - _alone(run))
 
 
 def _sizes(run: Run) -> Array:  # [K], or empty
@@ -162,23 +152,23 @@ def _emds(run: Run) -> Array:  # [K], or empty
     return np.array([]) if counts is None else emd_per_client(counts)
 
 
-def _dots(one: Group, named: bool, x: Of, y: Of) -> Iterator[Line]:
+def _dots(known: Sequence[Group], x: Of, y: Of) -> list[Line]:
     """A dot for each client; a few clients with names have a line of the legend each."""
-    run, names = one.runs[0], client_names(one.runs[0])
-    across, up = x(run), y(run)
-    if len(across) != len(up):
-        return
-    order = [k for k in np.argsort(across) if np.isfinite(across[k]) and np.isfinite(up[k])]
-    if named and names is not None and len(names) == len(up) <= FEW:
-        yield from (Line(names[k], [across[k]], [up[k]], style="dots") for k in order)
-    elif order:
-        yield Line(one.name, across[order].tolist(), up[order].tolist(), style="dots")
+    lines = []
+    for run, called in ((one.runs[0], one.name) for one in known):
+        names, across, up = client_names(run), x(run), y(run)
+        if len(across) != len(up):
+            continue
+        order = [k for k in np.argsort(across) if np.isfinite(across[k]) and np.isfinite(up[k])]
+        if len(known) == 1 and names is not None and len(names) == len(up) <= FEW:
+            lines += [Line(names[k], [across[k]], [up[k]], style="dots") for k in order]
+        elif order:
+            lines.append(Line(called, across[order].tolist(), up[order].tolist(), style="dots"))
+    return lines
 
 
-def _slopes(known: Sequence[Group]) -> Iterator[Curves]:
+def _slopes(known: Sequence[Group]) -> Curves:
     """How each of a few clients, or each fifth of many, does from method to method."""
-    if not known:
-        return
     first = known[0].runs[0]
     columns = {
         "alone": _alone(first),
@@ -192,13 +182,12 @@ def _slopes(known: Sequence[Group]) -> Iterator[Curves]:
     order = np.argsort(table[0])
     order = order[np.isfinite(table[:, order]).all(0)]
     named = client_names(first)
-    names = named or [f"client {k}" for k in range(table.shape[1])]
     if len(order) > (FEW if named else FEW // 2):
         words, fifths = ("worst", "second", "middle", "fourth", "best"), np.array_split(order, 5)
         parts = {f"{w} fifth alone": k for w, k in zip(words, fifths, strict=True)}
     else:
-        parts = {names[k]: np.array([k]) for k in order}
-    yield Curves(
+        parts = {named[k] if named else f"client {k}": np.array([k]) for k in order}
+    return Curves(
         title="From method to method",
         caption="Mean accuracy of the same clients by each method: a line that rises gains."
         + " Clients are in fifths, by their accuracy alone." * (len(parts) < len(order)),

@@ -12,7 +12,17 @@ from fedlens.core.federation import Examples, Holdings, Pool
 from fedlens.data.augment import Augment
 from fedlens.data.partitions.dealing import proportions
 from fedlens.recipes import samples as of
-from fedlens.recipes.page import at_the_end, bars, beside, curves, mean_of, note, sentences, told
+from fedlens.recipes.page import (
+    at_the_end,
+    bars,
+    beside,
+    curves,
+    mean_of,
+    note,
+    published,
+    sentences,
+    told,
+)
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale, volatility
 from fedlens.report.blocks import Block, Curves, Line, Table, Text
 from fedlens.report.numbers import NONE, signed_points
@@ -23,6 +33,8 @@ FEDAVG = Named("fedavg")
 RULES = {"λ rule": LAMBDA, "FedAvg": FEDAVG}
 """The rule in the report's code, and the one in its text."""
 
+PUBLISHED = published(__name__)
+HEADLINE, FALLEN = PUBLISHED["figure16"].values()  # accuracies and losses
 LAMBDA_NOTE = note(__name__, "The λ rule is not FedAvg")
 MEASURES = {"test_accuracy": "accuracy", "test_loss": "loss"}
 
@@ -114,22 +126,20 @@ def by_round(
 
 
 def last_round(
-    results: Results, published: Mapping[str, tuple[float, float]], of: str = "run"
+    results: Results, theirs: Mapping[str, Sequence[float]], of: str = "run"
 ) -> list[Block]:
     """Final accuracy and loss of every cell, with the published ones."""
 
-    def ends(measure: str, place: int) -> list[tuple[str, float | None, Measured | None]]:
-        theirs = {cell: numbers[place] for cell, numbers in published.items()}
-        return [(cell, theirs.get(cell), results.final(cell, measure)) for cell in results.runs]
-
-    accuracy, loss = (f"Test {what} after the last round" for what in ("accuracy", "loss"))
+    accuracies, losses = (
+        [(cell, theirs.get(cell, (None, None))[i], results.final(cell, m)) for cell in results.runs]
+        for i, m in enumerate(MEASURES)
+    )
     return [
-        beside(ends("test_accuracy", 0), title=f"{accuracy}, %", of=of),
-        beside(ends("test_loss", 1), title=loss, of=of, percent=False, digits=3),
+        beside(accuracies, title="Test accuracy after the last round, %", of=of),
+        beside(losses, title="Test loss after the last round", of=of, percent=False, digits=3),
     ]
 
 
-ACCURACY, LOSS = 0.7151, 0.828486  # of the headline run
 COHORTS = (1, 3, 5)
 SIZES: tuple[Sizes, ...] = ("homogeneous", "low", "high")
 
@@ -150,17 +160,10 @@ def headline(scale: Scale) -> Recipe:
     }
 
     def blocks(results: Results) -> list[Block]:
-        ends = last_round(results, {as_published: (ACCURACY, LOSS)})
+        ends = last_round(results, {as_published: HEADLINE})
         return [*ends, by_round(results), LAMBDA_NOTE]
 
     return recipe(scale, "headline", cells=cells, blocks=blocks)
-
-
-BOOK = (
-    0.03, 0.26, 0.44, 0.50, 0.54, 0.57, 0.59, 0.60, 0.61, 0.625,
-    0.63, 0.64, 0.65, 0.655, 0.665, 0.67, 0.675, 0.68, 0.683, 0.687,
-)  # fmt: skip
-"""The curve in the book whose code the report uses: ten clients, five per round (read off it)."""
 
 
 def figure12(scale: Scale) -> Recipe:
@@ -169,11 +172,11 @@ def figure12(scale: Scale) -> Recipe:
 
     def blocks(results: Results) -> list[Block]:
         most = max(run.num_rounds for run in results.all)
-        book = {"the book, K = 10, C = 5": BOOK[:most]}
+        book = {"the book, K = 10, C = 5": PUBLISHED["book"][:most]}
         return [
             by_round(results, published=book),
             by_round(results, measure="test_loss"),
-            *last_round(results, {"λ rule": (ACCURACY, LOSS)}),
+            *last_round(results, {"λ rule": HEADLINE}),
             LAMBDA_NOTE,
         ]
 
@@ -275,10 +278,6 @@ SPLITS = {
     "high, truncated": sizes("high", "truncate"),
     "equal, a twentieth of the images": Named(EQUAL_PART, {"share": 0.05}),
 }
-PUBLISHED = {  # accuracy and loss, from Figures 11 and 15
-    "λ rule, homogeneous": (ACCURACY, LOSS),
-    "λ rule, low, truncated": (0.6076, 1.144015),
-}
 
 
 def figure16(scale: Scale) -> Recipe:
@@ -293,7 +292,7 @@ def figure16(scale: Scale) -> Recipe:
     def blocks(results: Results) -> list[Block]:
         lines, title = {f"λ rule, {name}": name for name in SPLITS}, "Test {} by round, λ rule"
         return [
-            *last_round(results, PUBLISHED, "rule, clients"),
+            *last_round(results, PUBLISHED["figure16"], "rule, clients"),
             Text(title="Heterogeneity, or less data?", paragraphs=apart(results)),
             _smoother_and_slower(results),
             _over_rounds(results),
@@ -331,23 +330,21 @@ def _over_rounds(results: Results) -> Table:
 def apart(results: Results) -> list[str]:
     """The report's drop in accuracy, split into the effects of less data and of unequal clients."""
     names = ("homogeneous", "low, truncated", "equal, a quarter of the images", "low, renormalised")
-    whole, low, quarter, rescaled = (results.final(f"λ rule, {name}") for name in names)
+    ends = [results.final(f"λ rule, {name}") for name in names]
+    whole, low, quarter, rescaled = (end and end.mean for end in ends)
     if not (whole and low and quarter):
         return ["The runs that would take the fall apart are not all here."]
-
-    def points(one: Measured, other: Measured) -> str:
-        return signed_points(one.mean - other.mean)
-
     said = (
         f"From equal clients with all images to the report's heterogeneous ones it is "
-        f"{points(low, whole)} points here (published: {signed_points(0.6076 - 0.7151)}). Less "
-        f"data alone, equal clients with a quarter of the images, makes "
-        f"{points(quarter, whole)}; unequal sizes on top of that {points(low, quarter)}."
+        f"{signed_points(low - whole)} points here (published: "
+        f"{signed_points(FALLEN[0] - HEADLINE[0])}). Less data alone, equal clients with a quarter "
+        f"of the images, makes {signed_points(quarter - whole)}; unequal sizes on top of that "
+        f"{signed_points(low - quarter)}."
     )
     if rescaled:
         said += (
-            f" Unequal sizes alone, the same proportions over all images, make "
-            f"{points(rescaled, whole)}."
+            " Unequal sizes alone, the same proportions over all images, make "
+            f"{signed_points(rescaled - whole)}."
         )
     return [said]
 
@@ -421,8 +418,8 @@ def _rules_of_18(scale: Scale) -> list[str]:
 def drawn(results: Results) -> Table:
     """A table, by run, of when the client with 91% of the images took part."""
     rows: list[list[str]] = []
-    for cell in _high(results):
-        for run in results.runs[cell]:
+    for cell, runs in _high(results).items():
+        for run in runs:
             when, final = _took_part(run), run.final("test_accuracy")
             told = (NONE, NONE)
             if when is not None:
@@ -437,8 +434,8 @@ def drawn(results: Results) -> Table:
 def how_often(results: Results) -> Curves:
     """The accuracy of every run against the rounds with the client that has 91% of the images."""
     lines = []
-    for cell in _high(results):
-        found = [(_took_part(run), run.final("test_accuracy")) for run in results.runs[cell]]
+    for cell, runs in _high(results).items():
+        found = [(_took_part(run), run.final("test_accuracy")) for run in runs]
         points = sorted((len(w), y) for w, y in found if w is not None and y is not None)
         lines.append(Line(cell, [x for x, _ in points], [y for _, y in points]))
     return Curves(
@@ -450,10 +447,9 @@ def how_often(results: Results) -> Curves:
     )
 
 
-def _high(results: Results) -> list[str]:
-    """The cells in which one client has 91% of the images, as far as they were run."""
-    cells = [f"{name}, high, {c} a round" for name in _rules_of_18(results.scale) for c in COHORTS]
-    return [cell for cell in cells if results.runs[cell]]
+def _high(results: Results) -> dict[str, Sequence[Run]]:
+    """The runs in which one client has 91% of the images, by cell."""
+    return {cell: runs for cell, runs in results.runs.items() if ", high, " in cell and runs}
 
 
 def _took_part(run: Run) -> list[int] | None:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
+from fedlens.recipes import page
 from fedlens.recipes import samples as of
 from fedlens.recipes.page import bars, beside, curves, mean_of, note, told
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
@@ -147,31 +148,14 @@ def over_published(
     return blocks
 
 
-def late(
-    results: Results,
-    algorithm: str,
-    trials: Trials,
-    of: str,
-) -> Table:
+def late(results: Results, algorithm: str, trials: Trials, of: str) -> Table:
     """Accuracy over the last quarter of the rounds, beside that of a curve of the report."""
-    return beside(
-        [
-            (
-                cell,
-                late_published(algorithm, one.split) if one.is_theirs else None,
-                reached(results, cell),
-            )
-            for cell, one in trials.items()
-        ],
-        title="Test accuracy over the last quarter of the rounds, %",
-        of=of,
-    )
-
-
-def late_published(algorithm: str, split: Split) -> float:
-    """The mean of the published test accuracy over the last quarter of the rounds, 61 to 80."""
-    values = [v for v in published(algorithm, split)["test_acc"][60:] if v is not None]
-    return sum(values) / len(values)
+    rows = []
+    for cell, one in trials.items():
+        theirs = published(algorithm, one.split)["test_acc"][60:] if one.is_theirs else []
+        known = [value for value in theirs if value is not None]
+        rows.append((cell, sum(known) / len(known) if known else None, reached(results, cell)))
+    return beside(rows, title="Test accuracy over the last quarter of the rounds, %", of=of)
 
 
 def living(results: Results) -> Results:
@@ -258,15 +242,7 @@ def samples(scale: Scale) -> Recipe:
     return of.samples(__name__, scale, "fashion-mnist", 5, sizes)
 
 
-PUBLISHED = {
-    "test_accuracy": 0.8836,
-    "test_precision": 0.8941,
-    "test_recall": 0.8836,
-    "test_f1": 0.8850,
-    "train_accuracy": 0.8996,
-}
-RECALL = (0.698, 0.972, 0.759, 0.939, 0.810, 0.958, 0.797, 0.950, 0.982, 0.971)  # by class
-TRAIN_LOSS = (1.735, 1.552)  # during training, in the first and the last epoch
+PUBLISHED = page.published(__name__)
 
 
 def centralised(scale: Scale) -> Recipe:
@@ -289,19 +265,23 @@ def _centralised(results: Results) -> list[Block]:
     rows = [
         (f"{name.replace('_', ' ')}, {form}", theirs if form == AS_PUBLISHED else None, found)
         for form in FORMS
-        for name, theirs in PUBLISHED.items()
+        for name, theirs in PUBLISHED["at-the-end"].items()
         if (found := results.final(form, name)) or theirs
     ]
     trained = results.runs[AS_PUBLISHED]
     losses = [
-        (f"{when} epoch", theirs, Measured.of([run.rounds[place]["train_loss"] for run in trained]))
-        for when, theirs, place in zip(("first", "last"), TRAIN_LOSS, (0, -1), strict=True)
+        (
+            f"{when} epoch",
+            PUBLISHED["train_loss"][place],
+            Measured.of([run.rounds[place]["train_loss"] for run in trained]),
+        )
+        for when, place in (("first", 0), ("last", -1))
     ]
     classes: list[str] = results.all[0].manifest["classes"]
     counts = [run.evaluation["confusion"] for run in trained]
     recall = [
         (name, theirs, Measured.of([table[label][label] / sum(table[label]) for table in counts]))
-        for label, (name, theirs) in enumerate(zip(classes, RECALL, strict=True))
+        for label, (name, theirs) in enumerate(zip(classes, PUBLISHED["recall"], strict=True))
     ]
     return [
         beside(rows, title="After the last epoch, %", of="measure, network"),
@@ -378,27 +358,26 @@ def identity(results: Results) -> Table:
     rows: list[list[str]] = []
     for split in SPLITS:
         theirs = published("FedAvg", split)
-        ours = []
+        pairs = [(theirs["test_loss"], theirs["test_acc"])]
         for run in results.runs[f"{split}, {AS_PUBLISHED}"]:
-            losses, accuracies = run.curve("test_loss")[1], run.curve("test_accuracy")[1]
-            ours += list(zip(losses, accuracies, strict=True))[len(losses) // 4 :]
-        published_late = zip(theirs["test_loss"][20:], theirs["test_acc"][20:], strict=True)
-        rows.append([split, _distance(published_late), _distance(ours)])
+            pairs.append((run.curve("test_loss")[1], run.curve("test_accuracy")[1]))
+        apart = [
+            [
+                abs(loss - FLOOR - 1 + accuracy)
+                for loss, accuracy in [*zip(*both, strict=True)][len(both[0]) // 4 :]
+                if loss is not None and accuracy is not None
+            ]
+            for both in pairs
+        ]
+        of_ours = list(itertools.chain(*apart[1:]))
+        means = (f"{sum(of) / len(of):.4f}" if of else NONE for of in (apart[0], of_ours))
+        rows.append([split, *means])
     return Table(
         title="Is the loss 1.4612 + (1 − accuracy)?",
         header=("clients", "published", "ours"),
         rows=rows,
         published=frozenset({1}),
     )
-
-
-def _distance(points: Iterable[tuple[float | None, float | None]]) -> str:
-    apart = [
-        abs(loss - FLOOR - 1 + accuracy)
-        for loss, accuracy in points
-        if loss is not None and accuracy is not None
-    ]
-    return f"{sum(apart) / len(apart):.4f}" if apart else NONE
 
 
 PUBLISHED_MU = 3.0

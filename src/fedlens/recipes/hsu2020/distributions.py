@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -125,41 +126,38 @@ def table1(scale: Scale) -> Recipe:
             cells[CELLS[name]] = centralised(scale, one)
         elif name == "CIFAR-10" or scale.name == "paper":
             cells[CELLS[name]] = cifar.centralised(scale, CIFAR[name])
+
+    def blocks(results: Results) -> list[Block]:
+        header, rows = ["data set", "used here"], list[list[str]]()
+        for column in ("clients", "imbalanced", "classes", "examples", "centralised accuracy"):
+            header += [f"{column}, published", f"{column}, ours"]
+        for name, one in shown.items():
+            clients, imbalanced, classes, examples, accuracy = TABLE1[name]
+            theirs = clients, imbalanced, f"{classes:,}", f"{examples:,}", f"{accuracy:.2f}"
+            ours = *_held(scale, one), mean_of(results.final(CELLS[name]))
+            rows.append([name, one.used if one.is_stand_in else one.dataset.name])
+            rows[-1] += itertools.chain(*zip(theirs, ours, strict=True))
+        missing = "– stands for what would take data that are not here, or was not run."
+        return [
+            Table(
+                title="Training sets",
+                caption=missing * any(NONE in row for row in rows),
+                header=header,
+                rows=rows,
+                published=frozenset(range(2, len(header), 2)),
+            )
+        ]
+
     others = [one for name, one in shown.items() if name not in CIFAR]
     words = [cifar.stand_in(scale)] if len(others) < len(shown) else []
     return _recipe(
         "table1",
-        lambda results: _table1(results, shown),
+        blocks,
         cells=cells,
         seeds=range(scale.pick(1, 1, 3)),
         stand_in=" ".join(filter(None, [*words, stand_in(*others)])),
         other_data=is_other_data(*shown.values()),
     )
-
-
-def _table1(results: Results, shown: dict[str, Population]) -> list[Block]:
-    header = ["data set", "used here"]
-    for column in ("clients", "imbalanced", "classes", "examples", "centralised accuracy"):
-        header += [f"{column}, published", f"{column}, ours"]
-    rows: list[list[str]] = []
-    for name, one in shown.items():
-        clients, imbalanced, classes, examples, accuracy = TABLE1[name]
-        theirs = clients, imbalanced, f"{classes:,}", f"{examples:,}", f"{accuracy:.2f}"
-        ours = *_held(results.scale, one), mean_of(results.final(CELLS[name]))
-        rows.append([name, one.used if one.is_stand_in else one.dataset.name])
-        for pair in zip(theirs, ours, strict=True):
-            rows[-1] += pair
-    has_gaps = any(NONE in row for row in rows)
-    return [
-        Table(
-            title="Training sets",
-            caption="– stands for what would take data that are not here, or was not run."
-            * has_gaps,
-            header=header,
-            rows=rows,
-            published=frozenset(range(2, len(header), 2)),
-        )
-    ]
 
 
 def _held(scale: Scale, one: Population) -> tuple[str, str, str, str]:
@@ -175,35 +173,35 @@ def _held(scale: Scale, one: Population) -> tuple[str, str, str, str]:
 def figure1(scale: Scale) -> Recipe:
     """Figure 1: classes are not everywhere alike."""
     clients = population(scale, "geo")
-    return _recipe("figure1", lambda results: _figure1(results, clients), clients)
 
+    def blocks(results: Results) -> list[Block]:
+        dataset, held, counts = _dealt(scale, clients)
+        shares = counts.T / counts.sum(0).clamp(min=1)[:, None]  # [L, K] of each class by client
+        one, two = furthest_apart(shares)
+        order = (shares[one] - shares[two]).argsort(descending=True)
+        names = held.names or [str(k) for k in range(len(counts))]
+        classes = [dataset.classes[one], dataset.classes[two]]
+        apart = float((shares[one] - shares[two]).abs().sum())
+        return [
+            Heat(
+                title="Two classes over the clients",
+                values=[shares[label][order].tolist() for label in (one, two)],
+                row_names=classes,
+                column_names=[names[k] for k in order.tolist()],
+                row_label="class",
+                column_label="client",
+                value_label="share of the class",
+                percent=True,
+                shares=True,
+            ),
+            Table(
+                title="How far apart they are",
+                header=("classes", "distance"),
+                rows=[[" and ".join(classes), f"{apart:.2f}"]],
+            ),
+        ]
 
-def _figure1(results: Results, clients: Population) -> list[Block]:
-    dataset, held, counts = _dealt(results.scale, clients)
-    shares = counts.T / counts.sum(0).clamp(min=1)[:, None]  # [L, K] shares of each class by client
-    one, two = furthest_apart(shares)
-    apart = float((shares[one] - shares[two]).abs().sum())
-    order = (shares[one] - shares[two]).argsort(descending=True)
-    names = held.names or [str(k) for k in range(len(counts))]
-    classes = [dataset.classes[one], dataset.classes[two]]
-    return [
-        Heat(
-            title="Two classes over the clients",
-            values=[shares[label][order].tolist() for label in (one, two)],
-            row_names=classes,
-            column_names=[names[k] for k in order.tolist()],
-            row_label="class",
-            column_label="client",
-            value_label="share of the class",
-            percent=True,
-            shares=True,
-        ),
-        Table(
-            title="How far apart they are",
-            header=("classes", "distance"),
-            rows=[[" and ".join(classes), f"{apart:.2f}"]],
-        ),
-    ]
+    return _recipe("figure1", blocks, clients)
 
 
 def furthest_apart(shares: Tensor) -> tuple[int, int]:
@@ -216,37 +214,36 @@ def furthest_apart(shares: Tensor) -> tuple[int, int]:
 def figure2(scale: Scale) -> Recipe:
     """Figure 2: how iNaturalist is spread over classes and clients."""
     users, places = population(scale, "user"), population(scale, "geo")
-    shown = {**partitionings(scale), users.used: users}
-    return _recipe("figure2", lambda results: _figure2(results, shown), places, users)
 
+    def blocks(results: Results) -> list[Block]:
+        shown = {**partitionings(scale), users.used: users}
+        counts = {name: label_counts(scale, one) for name, one in shown.items()}
+        there = PUBLISHED["figure2-clients"]
+        original = [(name, theirs, None) for name, theirs in PUBLISHED["figure2-original"].items()]
+        return [
+            Curves(
+                title="Examples a class",
+                lines=[_by_rank(name, c.sum(0)) for name, c in counts.items()],
+                x_label="class, by rank",
+                y_label="examples",
+            ),
+            _of_clients(counts, "Classes"),
+            _of_clients(counts, "Examples"),
+            _numbers(
+                [(name, there.get(name), len(c)) for name, c in counts.items()],
+                "How many clients there are",
+                of="partitioning",
+            ),
+            _numbers(
+                [(name, EMD.get(name), emd(c)) for name, c in counts.items()],
+                "Mean EMD",
+                digits=2,
+                of="partitioning",
+            ),
+            _numbers(original, "How iNaturalist-2017 is balanced (Figure 2a)"),
+        ]
 
-def _figure2(results: Results, shown: dict[str, Population]) -> list[Block]:
-    counts = {name: label_counts(results.scale, one) for name, one in shown.items()}
-    return [
-        Curves(
-            title="Examples a class",
-            lines=[_by_rank(name, c.sum(0)) for name, c in counts.items()],
-            x_label="class, by rank",
-            y_label="examples",
-        ),
-        _of_clients(counts, "Classes"),
-        _of_clients(counts, "Examples"),
-        _numbers(
-            [(name, PUBLISHED["figure2-clients"].get(name), len(c)) for name, c in counts.items()],
-            "How many clients there are",
-            of="partitioning",
-        ),
-        _numbers(
-            [(name, EMD.get(name), emd(c)) for name, c in counts.items()],
-            "Mean EMD",
-            digits=2,
-            of="partitioning",
-        ),
-        _numbers(
-            [(name, theirs, None) for name, theirs in PUBLISHED["figure2-original"].items()],
-            "How iNaturalist-2017 is balanced (Figure 2a)",
-        ),
-    ]
+    return _recipe("figure2", blocks, places, users)
 
 
 FIGURE3 = PUBLISHED["figure3"]
@@ -255,36 +252,32 @@ FIGURE3 = PUBLISHED["figure3"]
 def figure3(scale: Scale) -> Recipe:
     """Figure 3: how Landmarks-User-160k is spread over classes and users."""
     clients = population(scale, "landmarks")
-    return _recipe("figure3", lambda results: _figure3(results, clients), clients)
 
+    def blocks(results: Results) -> list[Block]:
+        dataset, _, counts = _dealt(scale, clients)
+        tested = torch.bincount(dataset.test.labels, minlength=dataset.num_classes)  # [L]
+        found = (
+            *(len(counts), int((counts.sum(0) > 0).sum()), int(counts.sum())),
+            *(int(tested.sum()), int((tested == 10).sum())),
+        )
+        there = [(name, n, ours) for (name, n), ours in zip(FIGURE3.items(), found, strict=True)]
+        distance = [(clients.called, EMD[clients.name], emd(counts))]
+        compared = not clients.is_stand_in
+        return [
+            Curves(
+                title="Images a class",
+                lines=[_by_rank(clients.used, counts.sum(0))],
+                x_label="class, by rank",
+                y_label="images",
+                log_y=True,
+            ),
+            _of_clients({clients.used: counts}, "Images"),
+            _of_clients({clients.used: counts}, "Classes"),
+            _numbers(there, "How many there are", compared=compared),
+            _numbers(distance, "Mean EMD", digits=2, compared=compared),
+        ]
 
-def _figure3(results: Results, clients: Population) -> list[Block]:
-    dataset, _, counts = _dealt(results.scale, clients)
-    tested = torch.bincount(dataset.test.labels, minlength=dataset.num_classes)  # [L]
-    found = (
-        *(len(counts), int((counts.sum(0) > 0).sum()), int(counts.sum())),
-        *(int(tested.sum()), int((tested == 10).sum())),
-    )
-    there = [(name, n, ours) for (name, n), ours in zip(FIGURE3.items(), found, strict=True)]
-    compared = not clients.is_stand_in
-    return [
-        Curves(
-            title="Images a class",
-            lines=[_by_rank(clients.used, counts.sum(0))],
-            x_label="class, by rank",
-            y_label="images",
-            log_y=True,
-        ),
-        _of_clients({clients.used: counts}, "Images"),
-        _of_clients({clients.used: counts}, "Classes"),
-        _numbers(there, "How many there are", compared=compared),
-        _numbers(
-            [(clients.called, EMD[clients.name], emd(counts))],
-            "Mean EMD",
-            digits=2,
-            compared=compared,
-        ),
-    ]
+    return _recipe("figure3", blocks, clients)
 
 
 IMAGES = 50_000  # training images, equally many per class
@@ -292,40 +285,34 @@ IMAGES = 50_000  # training images, equally many per class
 
 def figure10(scale: Scale) -> Recipe:
     """Figure 10: classes a client, for the Dirichlet splits of CIFAR-10 and CIFAR-100."""
-    return _recipe("figure10", _figure10)
-
-
-def _figure10(results: Results) -> list[Block]:
-    scale = results.scale
     seeds = range(scale.pick(2, 10, 10))
-    shown: list[Block] = []
-    for name in scale.pick(("cifar10",), tuple(cifar.ALPHAS), tuple(cifar.ALPHAS)):
-        splits = {
-            alpha: [_split(name, alpha, seed) for seed in seeds] for alpha in cifar.ALPHAS[name]
-        }
-        first = {f"α {alpha:g}": (counts[0] > 0).sum(1) for alpha, counts in splits.items()}
-        emds = {alpha: Measured.of([emd(c) for c in counts]) for alpha, counts in splits.items()}
-        shown += [
-            Curves(
-                title=f"{name}: classes a client",
-                lines=[_by_rank(line, classes) for line, classes in first.items()],
-                x_label="client, by rank",
-                y_label="classes",
-            ),
-            _numbers(
-                [
-                    (f"α {alpha:g}", cifar.published_emd(name, alpha), ours)
-                    for alpha, ours in emds.items()
-                ],
-                f"{name}: mean EMD",
-                digits=3,
-                caption="Published: of the splits that the authors released. Ours: the mean and "
-                f"the standard deviation over {len(seeds)} splits. α is theirs: a class has "
-                "concentration α / L, so α = 1 on CIFAR-10 is the Dir(0.1) of others.",
-                of="concentration",
-            ),
-        ]
-    return shown
+
+    def blocks(results: Results) -> list[Block]:
+        shown: list[Block] = []
+        for name in scale.pick(("cifar10",), tuple(cifar.ALPHAS), tuple(cifar.ALPHAS)):
+            splits = {a: [_split(name, a, seed) for seed in seeds] for a in cifar.ALPHAS[name]}
+            emds = {a: Measured.of([emd(c) for c in counts]) for a, counts in splits.items()}
+            first = {f"α {a:g}": (counts[0] > 0).sum(1) for a, counts in splits.items()}
+            shown += [
+                Curves(
+                    title=f"{name}: classes a client",
+                    lines=[_by_rank(line, classes) for line, classes in first.items()],
+                    x_label="client, by rank",
+                    y_label="classes",
+                ),
+                _numbers(
+                    [(f"α {a:g}", cifar.published_emd(name, a), ours) for a, ours in emds.items()],
+                    f"{name}: mean EMD",
+                    digits=3,
+                    caption="Published: of the splits that the authors released. Ours: the mean "
+                    f"and the standard deviation over {len(seeds)} splits. α is theirs: a class "
+                    "has concentration α / L, so α = 1 on CIFAR-10 is the Dir(0.1) of others.",
+                    of="concentration",
+                ),
+            ]
+        return shown
+
+    return _recipe("figure10", blocks)
 
 
 def _split(name: str, alpha: float, seed: int) -> Tensor:  # [K, L]
