@@ -222,7 +222,8 @@ def means(runs: Sequence[Run]) -> tuple[list[str], list[list[str]], list[str]] |
     for _, one in scored:
         values = one.finals(metric)
         body.append([one.name, mean_and_std(values, percent=True), str(len(values))])
-        by_data.setdefault(_data_of(one), []).append((one, body[-1]))
+        images = one.runs[0].manifest.get("test_data") or one.settings.get("dataset")
+        by_data.setdefault(written(images), []).append((one, body[-1]))
     best = []
     for alike in by_data.values():
         one, (name, reached, seeds) = next((each for each in alike if each[0].is_sound), alike[0])
@@ -231,12 +232,6 @@ def means(runs: Sequence[Run]) -> tuple[list[str], list[list[str]], list[str]] |
             where = f" on {written(one.settings.get('dataset'))}" if len(by_data) > 1 else ""
             best.append(f"{name}, {reached} {what}{where}{over}")
     return ["experiment", f"final {what}", "seeds"], body, best
-
-
-def _data_of(one: Group) -> str:
-    """An identifier of the images that a group was evaluated on."""
-    digest = one.runs[0].manifest.get("test_data")
-    return digest if isinstance(digest, str) else written(one.settings.get("dataset"))
 
 
 def data_names(runs: Sequence[Run]) -> list[str]:
@@ -296,8 +291,9 @@ def grid_block(groups: Sequence[Group], part: str) -> Iterator[Heat]:
     runs = [run for one in groups for run in one.runs]
     told = different_data(runs)
     best = [] if told else [place for place in found if found[place] == max(found.values())]
+    short = " and ".join(key.split(".")[-1] for key in (down, across))
     yield Heat(
-        title=f"Final {PART_NAMES[part]} accuracy by {_short(down)} and {_short(across)}",
+        title=f"Final {PART_NAMES[part]} accuracy by {short}",
         name="accuracy_by_settings",
         caption=" ".join(_words(ends, len(runs), part, told)),
         values=[[found.get((row, column), math.nan) for column in columns] for row in rows],
@@ -346,7 +342,3 @@ def _values(groups: Sequence[Group], key: str) -> list[str]:
     values = {written(value): value for value in (one.settings.get(key) for one in groups)}
     numbers = {name: float(value) for name, value in values.items() if is_number(value)}
     return sorted(numbers, key=numbers.__getitem__) if len(numbers) == len(values) else [*values]
-
-
-def _short(key: str) -> str:
-    return key.split(".")[-1]

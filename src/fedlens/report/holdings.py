@@ -24,7 +24,16 @@ from fedlens.report.blocks import (
 )
 from fedlens.report.groups import Group, by_cost, data_names, written
 from fedlens.report.numbers import NONE, format_number
-from fedlens.runs.records import PART_NAMES, Run, is_number, number, settings
+from fedlens.runs.records import (
+    PART_NAMES,
+    Run,
+    interval_in,
+    is_number,
+    list_in,
+    number,
+    settings,
+    table_in,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -225,8 +234,8 @@ def reliability_blocks(groups: Sequence[Group]) -> Iterator[Block]:
     """Calibration curves of the final model, for runs with the metric `ece`."""
     lines = []
     for one in groups:
-        table = one.runs[0].evaluation.get("reliability")
-        bins = zip(*table, strict=False) if isinstance(table, list) and len(table) == 3 else ()
+        table = list_in(one.runs[0].evaluation, "reliability")
+        bins = zip(*table, strict=False) if len(table) == 3 else ()
         points = [(sure / count, hits / count) for count, sure, hits in bins if count]
         if points:
             lines.append(Line(one.name, [x for x, _ in points], [y for _, y in points]))
@@ -313,8 +322,8 @@ def _named_lines(run: Run, names: Sequence[str]) -> list[Line]:
 def _client_intervals(groups: Sequence[Group]) -> Intervals | None:
     """Final accuracies of clients with intervals, the worst first; None if they are too many."""
     first = groups[0].runs[0]
-    tested = first.evaluation.get("client_tested")
-    if not isinstance(tested, list) or len(tested) > FEW:
+    tested = list_in(first.evaluation, "client_tested")
+    if not 0 < len(tested) <= FEW:
         return None
     names = client_names(first) or [f"client {k}" for k in range(len(tested))]
     columns: dict[str, list[float | None]] = {}
@@ -362,23 +371,14 @@ def final_interval(run: Run, part: str) -> tuple[float, float] | None:
 def client_rows(run: Run) -> list[list[str]]:
     """The final model's accuracy for each client; empty if untested or too many clients."""
     found = accuracies(run)
-    columns = [
-        (run.partition or {}).get("sizes"),
-        run.evaluation.get("client_tested"),
-        found.pop("client_accuracy", None),
-    ]
-    sizes, tested, shares = (one if isinstance(one, list) else [] for one in columns)
+    sizes, tested = list_in(run.partition, "sizes"), list_in(run.evaluation, "client_tested")
+    shares = found.pop("client_accuracy", [])
     if not len(sizes) == len(tested) == len(shares) <= MOST_LISTED:
         return []
     names = client_names(run) or list(map(str, range(len(sizes))))
     return [
-        [
-            name,
-            str(size),
-            str(count),
-            *measured(share, count),
-            *(format_number(x, True) for x in more),
-        ]
+        [name, str(size), str(count), *measured(share, count)]
+        + [format_number(x, True) for x in more]
         for name, size, count, share, *more in zip(
             names, sizes, tested, shares, *found.values(), strict=False
         )
@@ -413,21 +413,20 @@ def measured(share: float | None, count: int) -> list[str]:
 
 def worth(run: Run) -> list[str]:
     """Whether federated learning helped, and how many clients: a sentence for each comparison."""
-    against = run.summary.get("against")
+    against = table_in(run.summary, "against")
     words = {
         "local_only": "Each client trained alone",
         "fine_tuned": "The final model fine-tuned by each client",
     }
-    if isinstance(against, dict) and "fedavg" in against:  # `personal_rows` say it
+    if "fedavg" in against:  # `personal_rows` say it
         del words["local_only"]
     found = []
     for key, what in words.items():
-        about = against.get(key) if isinstance(against, dict) else None
-        if not isinstance(about, dict):
+        if not (about := table_in(against, key)):
             continue
         own, ours = (format_number(about.get(of), True) for of in ("own_mean", "federated_mean"))
-        ends, gain = about.get("gain_interval"), ""
-        if isinstance(ends, list) and len(ends) == 2 and all(map(is_number, ends)):
+        gain = ""
+        if ends := interval_in(about, "gain_interval"):
             low, high = (f"{100 * end:+.1f}" for end in ends)
             gain = f" (gain {100 * about['gain']:+.1f} points, {low} to {high})"
         found.append(
@@ -435,8 +434,7 @@ def worth(run: Run) -> list[str]:
             f"better for {about.get('federated_better')} of {about.get('clients')} clients and "
             f"worse for {about.get('own_better')}{gain}."
         )
-    twin = run.summary.get("twin")
-    share = number(twin.get("accuracy")) if isinstance(twin, dict) else None
+    share = number(table_in(run.summary, "twin").get("accuracy"))
     if found and share is not None:
         whole = format_number(share, True)
         found.append(
@@ -463,8 +461,7 @@ def _client_tables(groups: Sequence[Group]) -> Iterator[Table]:
 
 
 def client_names(run: Run) -> list[str] | None:
-    named = (run.partition or {}).get("client_names")
-    return [str(name) for name in named] if isinstance(named, list) else None
+    return [str(name) for name in list_in(run.partition, "client_names")] or None
 
 
 def _confusion(one: Group) -> tuple[Array, Array] | None:  # [L, L + 1], [L]
@@ -479,10 +476,8 @@ def _confusion(one: Group) -> tuple[Array, Array] | None:  # [L, L + 1], [L]
 
 
 def _classes(run: Run, num_classes: int) -> list[str]:
-    named = run.manifest.get("classes")
-    if isinstance(named, list) and len(named) == num_classes:
-        return [str(name) for name in named]
-    return [str(label) for label in range(num_classes)]
+    named = list_in(run.manifest, "classes")
+    return [*map(str, named if len(named) == num_classes else range(num_classes))]
 
 
 def matrix(value: Any) -> Array | None:
@@ -523,10 +518,8 @@ def _clock(run: Run) -> list[float | None]:
 
 def _rounds(run: Run) -> list[dict[str, Any]]:
     """The records of a run, and that of the round where it stopped since too few reported."""
-    stopped = run.summary.get("stopped_round")
-    if not isinstance(stopped, dict) or not isinstance(stopped.get("round"), int):
-        return run.rounds
-    return [*run.rounds, stopped]
+    stopped = table_in(run.summary, "stopped_round")
+    return [*run.rounds, stopped] if isinstance(stopped.get("round"), int) else run.rounds
 
 
 def _outcome_tiles(run: Run, title: str) -> Tiles:
@@ -555,13 +548,12 @@ def _outcome_tiles(run: Run, title: str) -> Tiles:
 
 def _outcomes(row: dict[str, Any]) -> dict[int, str]:
     """The outcome of each client in a record; one that failed and then reported has reported."""
-    failed = row.get("failed")
-    told = {**(failed if isinstance(failed, dict) else {}), REPORTED: row.get("clients")}
+    told = {**table_in(row, "failed"), REPORTED: row.get("clients")}
     return {
         int(client): name
-        for name, clients in told.items()
-        if name in OUTCOMES and isinstance(clients, list)
-        for client in clients
+        for name in told
+        if name in OUTCOMES
+        for client in list_in(told, name)
         if is_number(client)
     }
 

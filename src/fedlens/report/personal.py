@@ -13,7 +13,7 @@ from fedlens.report.blocks import Block, Curves, Line, Table
 from fedlens.report.groups import Group
 from fedlens.report.holdings import EMD, FEW, client_names, matrix
 from fedlens.report.numbers import NONE, format_number
-from fedlens.runs.records import Run, is_number
+from fedlens.runs.records import Run, interval_in, is_number, list_in, table_in
 
 Array = NDArray[Any]
 Of = Callable[[Run], Array]
@@ -48,7 +48,7 @@ def personal_rows(run: Run) -> list[list[str]]:
 def _rows(run: Run, known: dict[str, Array], which: Array, of: str) -> Iterator[list[str]]:
     """The rows of some of the clients."""
     tested = shares(run, "client_tested")
-    alone, against = known.get("local_only"), run.summary.get("against")
+    alone, against = known.get("local_only"), table_in(run.summary, "against")
     for name, found in known.items():
         sound = np.isfinite(found) & which
         worst = np.sort(found[sound])[: max(int(sound.sum()) // 10, 1)]
@@ -57,7 +57,6 @@ def _rows(run: Run, known: dict[str, Array], which: Array, of: str) -> Iterator[
         if name not in ("local_only", "elsewhere") and alone is not None:
             both = sound & np.isfinite(alone)
             better = f"{int((found > alone)[both].sum())} of {int(both.sum())}"
-        about = against.get(name) if isinstance(against, dict) and not of else None
         if not sound.any():
             continue
         own = found[sound]
@@ -66,23 +65,22 @@ def _rows(run: Run, known: dict[str, Array], which: Array, of: str) -> Iterator[
             (COMPARED[name] or f"{run.algorithm}, a model for each") + of,
             *(format_number(float(x), True) for x in numbers),
             better,
-            *(_gain(about) if isinstance(about, dict) else (NONE, NONE)),
+            *_gain(table_in(against, name) if not of else {}),
         ]
 
 
 def shares(run: Run, name: str) -> Array:  # [K], empty if there are none
     """Accuracies by client from the end of a run; NaN where nothing is tested."""
-    found = run.evaluation.get(name)
-    listed = found if isinstance(found, list) else []
+    listed = list_in(run.evaluation, name)
     return np.array([x if is_number(x) or isinstance(x, bool) else np.nan for x in listed], float)
 
 
-def _gain(about: dict[str, object]) -> tuple[str, str]:
-    gain, ends, p = (about.get(key) for key in ("gain", "gain_interval", "p"))
+def _gain(about: dict[str, Any]) -> tuple[str, str]:
+    gain, p = about.get("gain"), about.get("p")
     if not is_number(gain):
         return NONE, NONE
     words = f"{100 * gain:+.1f}"
-    if isinstance(ends, list | tuple) and len(ends) == 2 and all(map(is_number, ends)):
+    if ends := interval_in(about, "gain_interval"):
         words += f" ({100 * ends[0]:+.1f} to {100 * ends[1]:+.1f})"
     return words, format_number(p) if is_number(p) else NONE
 
@@ -142,8 +140,7 @@ def _own(run: Run) -> Array:  # [K]
 
 
 def _sizes(run: Run) -> Array:  # [K], or empty
-    found = (run.partition or {}).get("sizes")
-    listed = found if isinstance(found, list) else []
+    listed = list_in(run.partition, "sizes")
     return np.array([x if is_number(x) and x > 0 else np.nan for x in listed], float)
 
 

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from fedlens.report.blocks import Block, Curves, Line, Table
 from fedlens.report.groups import Group, by_cost, curve, off_if_many
-from fedlens.runs.records import PART_NAMES, Run, is_number, number
+from fedlens.runs.records import PART_NAMES, Run, is_number, list_in, number, table_in
 
 NO_HELP = "none against the server: it sees the update, and adds the noise"
-
-
-def _of(run: Run) -> dict[str, Any]:
-    found = run.summary.get("privacy")
-    return found if isinstance(found, dict) else {}
 
 
 def _shown(epsilon: float | None) -> str:
@@ -25,15 +19,14 @@ def _shown(epsilon: float | None) -> str:
 
 def sums_line(run: Run) -> str:
     """What the server of a run saw of its sites, if it did not see their updates."""
-    given = run.experiment.get("aggregation")
-    if not isinstance(given, dict) or given.get("secure") is not True:
+    if table_in(run.experiment, "aggregation").get("secure") is not True:
         return ""
     return "By secure sums the server saw the sum of each round's updates, and no update"
 
 
 def privacy_line(run: Run) -> str:
     """The ε of a run in a line; "" if it is not private."""
-    told = _of(run)
+    told = table_in(run.summary, "privacy")
     if not told:
         return ""
     spent, delta, size = (number(told.get(key)) for key in ("epsilon", "delta", "clients"))
@@ -86,18 +79,18 @@ def privacy_blocks(groups: Sequence[Group], part: str) -> Iterator[Block]:
             y_label=f"{PART_NAMES[part]} accuracy",
             percent=True,
         )
-    if len(groups) == 1 and len(groups[0].runs) == 1 and (told := _of(groups[0].runs[0])):
-        unit, listed = told.get("unit"), told.get("not_covered")
-        guarantee = f"{privacy_line(groups[0].runs[0])}"
+    runs = [run for one in groups for run in one.runs]
+    if len(runs) == 1 and (told := table_in(runs[0].summary, "privacy")):
+        unit = told.get("unit")
         if unit == "example":
             what, follow = "each upload of a client, by steps with noise", "uploads"
         else:
             what, follow = "the noisy sum of clipped updates", "sums"
         rows = [
-            [what, guarantee],
+            [what, privacy_line(runs[0])],
             ["the model, and all from it", f"the same: it follows from the {follow}"],
         ]
-        if isinstance(spread := told.get("by_client"), dict):
+        if spread := table_in(told, "by_client"):
             shown = (f"{name} {_shown(number(spread.get(name)))}" for name in ("least", "median"))
             rows[0][1] += f"; of other clients less: {', '.join(shown)}"
         if unit == "client":
@@ -106,9 +99,9 @@ def privacy_blocks(groups: Sequence[Group], part: str) -> Iterator[Block]:
             rows.append(["each client's update, to the server", help])
         if told.get("count_noise"):
             rows.append(["label counts of clients, with noise", "the same: they have a share"])
-        if isinstance(told.get("clip"), dict):
+        if table_in(told, "clip"):
             rows.append(["the clip, and the noisy count that moves it", "the same: it has a share"])
-        rows += [[str(one), "none"] for one in listed if isinstance(listed, list)] if listed else []
+        rows += [[str(one), "none"] for one in list_in(told, "not_covered")]
         yield Table(
             title="What leaves, and under which guarantee",
             caption=f"Training losses, and whatever else a {unit} measures, are not recorded. What "

@@ -45,12 +45,13 @@ from fedlens.runs.records import (
     PART_NAMES,
     Run,
     evaluated_on,
-    is_number,
+    interval_in,
     number,
     primary_part,
     read_all,
     recorded_as,
     settings,
+    table_in,
 )
 from fedlens.storage.run_files import EXPERIMENT, MANIFEST, UNSOUND
 
@@ -284,11 +285,9 @@ def _intervals(groups: Sequence[Group]) -> Iterator[Table]:
     """Tables of the confidence intervals of final measures, for runs that recorded them."""
     for one in groups:
         run = one.runs[0]
-        known = run.summary.get("intervals")
-        rows = []
-        for name, ends in known.items() if isinstance(known, dict) else ():
-            if isinstance(ends, list) and len(ends) == 2 and all(map(is_number, ends)):
-                rows.append([name, *(decimal(x) for x in (run.final(name), *ends))])
+        known = table_in(run.summary, "intervals")
+        found = {name: ends for name in known if (ends := interval_in(known, name))}
+        rows = [[n, *map(decimal, (run.final(n), *ends))] for n, ends in found.items()]
         if rows:
             yield Table(
                 title="Intervals" + (f": {one.name}" if len(groups) > 1 else ""),
@@ -341,24 +340,20 @@ def _facts(run: Run) -> list[str]:
         facts.append(f"{parameters:,} parameters")
     clients = flat.get("clients.count") or (run.partition or {}).get("num_clients")
     if clients is not None:
-        facts.append(f"{clients} clients, {_a_round(flat.get('clients.per_round', 1.0))}")
+        asked = flat.get("clients.per_round", 1.0)
+        some = f"{asked} a round"
+        if isinstance(asked, float):  # a share of all clients
+            some = "all in every round" if asked == 1 else f"{100 * asked:g}% a round"
+        facts.append(f"{clients} clients, {some}")
     if (emd := number(run.summary.get("emd"))) is not None:
         facts.append(f"EMD {emd:.2f} ({EMD})")
-    twin = run.summary.get("twin")
-    if isinstance(twin, dict) and (reached := number(twin.get("accuracy"))) is not None:
+    if (reached := number(table_in(run.summary, "twin").get("accuracy"))) is not None:
         facts.append(f"centralised twin {format_number(reached, True)}")
     if "device" in run.manifest:
         facts.append(written(run.manifest["device"]))
     if peak := number(run.summary.get("peak_memory_bytes")):
         facts.append(f"peak memory {peak / 1e9:.1f} GB")
     return facts
-
-
-def _a_round(asked: object) -> str:
-    """How many clients take part in a round, in words; a float is a share of all clients."""
-    if not isinstance(asked, float):
-        return f"{asked} a round"
-    return "all in every round" if asked == 1 else f"{100 * asked:g}% a round"
 
 
 def _end(one: Group) -> str:

@@ -77,7 +77,7 @@ class Run:
 
     def final(self, metric: str) -> float | None:
         """The final value in the summary, else the last value recorded."""
-        final = _table(self.summary, "final")
+        final = table_in(self.summary, "final")
         if metric in final:
             return number(final[metric])
         values = self.curve(metric)[1]
@@ -90,7 +90,7 @@ class Run:
 
     def best(self, metric: str) -> tuple[float, int] | None:
         """The best value and its round, the first of equals."""
-        saved = _table(_table(self.summary, "best"), metric)
+        saved = table_in(table_in(self.summary, "best"), metric)
         value, at = number(saved.get("value")), saved.get("round")
         if value is not None and isinstance(at, int):
             return value, at
@@ -111,7 +111,7 @@ class Run:
 
 def spent(summary: Mapping[str, Any]) -> float | None:
     """The seconds of training and evaluation in a summary; None if it has none."""
-    seconds = _table(summary, "seconds")
+    seconds = table_in(summary, "seconds")
     both = [number(seconds.get(name)) for name in ("training", "evaluation")]
     return None if None in both else sum(filter(None, both))
 
@@ -230,9 +230,22 @@ def settings(experiment: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _table(holder: Mapping[str, Any], key: str) -> dict[str, Any]:
-    inner = holder.get(key)
+def table_in(holder: Mapping[str, Any] | None, key: str) -> dict[str, Any]:
+    """The table there; empty if there is none. Files may hold anything."""
+    inner = (holder or {}).get(key)
     return inner if isinstance(inner, dict) else {}
+
+
+def list_in(holder: Mapping[str, Any] | None, key: str) -> list[Any]:
+    """The list there; empty if there is none."""
+    inner = (holder or {}).get(key)
+    return inner if isinstance(inner, list) else []
+
+
+def interval_in(holder: Mapping[str, Any], key: str) -> tuple[float, float] | None:
+    """The ends of the interval there, if it is one."""
+    ends = list_in(holder, key)
+    return (ends[0], ends[1]) if len(ends) == 2 and all(map(is_number, ends)) else None
 
 
 def rounds_to(records: Records, target: float, key: str = "test_accuracy") -> int | None:

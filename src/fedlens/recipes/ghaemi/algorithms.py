@@ -358,9 +358,9 @@ def identity(results: Results) -> Table:
     rows: list[list[str]] = []
     for split in SPLITS:
         theirs = published("FedAvg", split)
-        pairs = [(theirs["test_loss"], theirs["test_acc"])]
+        pairs = [[theirs["test_loss"], theirs["test_acc"]]]
         for run in results.runs[f"{split}, {AS_PUBLISHED}"]:
-            pairs.append((run.curve("test_loss")[1], run.curve("test_accuracy")[1]))
+            pairs.append([[*run.curve(name)[1]] for name in ("test_loss", "test_accuracy")])
         apart = [
             [
                 abs(loss - FLOOR - 1 + accuracy)
