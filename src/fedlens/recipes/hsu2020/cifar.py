@@ -487,23 +487,20 @@ def figure8(scale: Scale) -> Recipe:
     return recipe(scale, "figure8", cells=cells, blocks=_figure8, of_diverged=NO_POINT)
 
 
-class Grid(NamedTuple):
-    """The runs of a panel at one α: a row for each learning rate, a column for each momentum."""
+class Row(NamedTuple):
+    """The runs of a panel at one α with one learning rate: a cell for each momentum."""
 
-    cells: list[list[str]]
-    relative: list[list[float | None]]  # accuracies, to centralised training
-    best: list[float | None]  # of each learning rate
-    num_run: list[int]  # momenta of each learning rate, diverged or not
+    cells: list[str]
+    relative: list[float | None]  # accuracies, to centralised training
+    num_run: int  # diverged or not
 
-    @classmethod
-    def of(cls, results: Results, panel: Panel, alpha: float) -> Grid:
-        cells = [
-            [panel.cell(alpha, Setting(rate, left)) for left in momenta(results.scale)]
-            for rate in rates(results.scale)
-        ]
-        found = [[relative(results, panel.dataset, cell) for cell in row] for row in cells]
-        best = [max((y for y in row if y is not None), default=None) for row in found]
-        return cls(cells, found, best, [sum(bool(results.runs[c]) for c in row) for row in cells])
+    @property
+    def best(self) -> float | None:
+        return max((y for y in self.relative if y is not None), default=None)
+
+
+Grid = list[Row]
+"""A row for each learning rate."""
 
 
 def _figure8(results: Results) -> list[Block]:
@@ -511,14 +508,22 @@ def _figure8(results: Results) -> list[Block]:
     shown: list[Block] = []
     for panel in panels(scale):
         where = f"{panel.dataset}, K = {panel.goal}, E = {panel.epochs}"
-        every = {alpha: Grid.of(results, panel, alpha) for alpha in panel.alphas(scale)}
-        grids = {alpha: one for alpha, one in every.items() if any(map(any, one.relative))}
+        grids: dict[float, Grid] = {}
+        for alpha in panel.alphas(scale):
+            rows = []
+            for rate in rates(scale):
+                cells = [panel.cell(alpha, Setting(rate, left)) for left in momenta(scale)]
+                found = [relative(results, panel.dataset, cell) for cell in cells]
+                rows.append(Row(cells, found, sum(bool(results.runs[cell]) for cell in cells)))
+            if any(any(row.relative) for row in rows):
+                grids[alpha] = rows
         if len(grids) > 1:
             shown += _over_alphas(results, grids, where)
-        for alpha, one in grids.items():
+        for alpha, rows in grids.items():
             # What is hardly a grid is shown with the other α.
-            if len(grids) == 1 or min(one.num_run) >= min(2, len(momenta(scale))):
-                shown += _of_alpha(results, one, f"{where}, α = {alpha:g}")
+            least = min(row.num_run for row in rows)
+            if len(grids) == 1 or least >= min(2, len(momenta(scale))):
+                shown += _of_alpha(results, rows, f"{where}, α = {alpha:g}")
     return [*shown, note(__name__, "The grid")]
 
 
@@ -531,30 +536,28 @@ def _contours(scale: Scale, z: list[list[float | None]], **more: Any) -> Contour
 def _of_alpha(results: Results, grid: Grid, where: str) -> list[Block]:
     """A grid as contours and as a table, which also has the best over momenta."""
     scale = results.scale
-    found = zip(itertools.chain(*grid.relative), itertools.chain(*grid.cells), strict=True)
-    swing = 100 * results.swing(
-        max((y, -i, cell) for i, (y, cell) in enumerate(found) if y is not None)[2]
-    )
     lefts = [f"{left:.2g}" for left in momenta(scale)]
+    top = max(row.best for row in grid if row.best is not None)
+    best_cell = next(row.cells[row.relative.index(top)] for row in grid if top in row.relative)
     ended, rows = [], []
-    for rate, names, of_rate, best in zip(
-        rates(scale), grid.cells, grid.relative, grid.best, strict=True
-    ):
-        of_ended = zip(lefts, names, strict=True)
+    for rate, row in zip(rates(scale), grid, strict=True):
+        of_ended = zip(lefts, row.cells, strict=True)
         if broken := [left for left, cell in of_ended if results.diverged(cell) is not None]:
             ended.append(f"η_eff {rate:.2g} with 1 − β {', '.join(broken)}")
-        ends = [at_the_end(results, cell) for cell in names]
-        over_momenta = (NONE, NONE) if best is None else (ends[of_rate.index(best)], f"{best:.1%}")
-        rows.append([f"{rate:.2g}", *ends, *over_momenta])
+        ends = [at_the_end(results, cell) for cell in row.cells]
+        of_best = (NONE, NONE)
+        if row.best is not None:
+            of_best = ends[row.relative.index(row.best)], f"{row.best:.1%}"
+        rows.append([f"{rate:.2g}", *ends, *of_best])
     return [
         _contours(
             scale,
-            grid.relative,
+            [row.relative for row in grid],
             title=where,
             caption="Relative accuracy over the grid of effective learning rate and momentum, "
             "after the last round. The star is the best single last evaluation, and evaluations "
             "swing: those of the last quarter of its run have a standard deviation of "
-            f"{swing:.1f} points. So it need not be the best setting."
+            f"{100 * results.swing(best_cell):.1f} points. So it need not be the best setting."
             + (f" Runs that diverged have no point: {'; '.join(ended)}." if ended else ""),
             x=momenta(scale),
             x_label="1 − β",
@@ -572,25 +575,37 @@ def _over_alphas(results: Results, grids: Mapping[float, Grid], where: str) -> l
     """A panel of the paper's figure, a table of its accuracies, and one of what it is made of."""
     scale = results.scale
     every, fewer = len(momenta(scale)), []
-    for alpha, one in grids.items():
-        least, most = min(one.num_run), max(one.num_run)
+    for alpha, grid in grids.items():
+        least, most = (end(row.num_run for row in grid) for end in (min, max))
         if least < every:
             fewer.append(f"α {alpha:g} with {least}" + (f" to {most}" if most > least else ""))
     tried = f"Not run with all {every} momenta: {', '.join(fewer)}." if fewer else ""
+    by_rate = [*zip(*grids.values(), strict=True)]
 
-    def best(one: Grid, number: int) -> str:
+    def best(row: Row) -> str:
         """The best accuracy of a learning rate; if all of its runs diverged, when the first did."""
-        value, cells = one.best[number], one.cells[number]
-        run = [place for place, cell in enumerate(cells) if results.runs[cell]]
+        run = [place for place, cell in enumerate(row.cells) if results.runs[cell]]
         if not run:
             return NONE
-        place = run[0] if value is None else one.relative[number].index(value)
-        return f"{at_the_end(results, cells[place])} at {momenta(scale)[place]:.2g}"
+        place = run[0] if row.best is None else row.relative.index(row.best)
+        return f"{at_the_end(results, row.cells[place])} at {momenta(scale)[place]:.2g}"
 
+    of_alphas = [f"α = {alpha:g}" for alpha in grids]
+    of_settings = [
+        [f"{rate:.2g}", f"{left:.2g}", *(at_the_end(results, cell) for cell in cells)]
+        for rate, of_rate in zip(rates(scale), by_rate, strict=True)
+        for left, *cells in zip(momenta(scale), *(row.cells for row in of_rate), strict=True)
+        if sum(bool(results.runs[cell]) for cell in cells) > 1
+    ]
+    each = Table(
+        title=f"{where}: accuracy of each setting, %",
+        header=("η_eff", "1 − β", *of_alphas),
+        rows=of_settings,
+    )
     return [
         _contours(
             scale,
-            [list(row) for row in zip(*(one.best for one in grids.values()), strict=True)],
+            [[row.best for row in of_rate] for of_rate in by_rate],
             title=f"{where}: best over momenta",
             caption=tried,
             x=list(range(1, len(grids) + 1)),
@@ -600,26 +615,11 @@ def _over_alphas(results: Results, grids: Mapping[float, Grid], where: str) -> l
         Table(
             title=f"{where}: best accuracy over momenta, %",
             caption=tried,
-            header=("η_eff", *(f"α = {alpha:g}" for alpha in grids)),
+            header=("η_eff", *of_alphas),
             rows=[
-                [f"{rate:.2g}", *(best(one, number) for one in grids.values())]
-                for number, rate in enumerate(rates(scale))
+                [f"{rate:.2g}", *map(best, of_rate)]
+                for rate, of_rate in zip(rates(scale), by_rate, strict=True)
             ],
         ),
-        *([_each_setting(results, grids, where)] if fewer else []),
+        *([each] if fewer else []),
     ]
-
-
-def _each_setting(results: Results, grids: Mapping[float, Grid], where: str) -> Table:
-    """The accuracies of the settings that were run at several α."""
-    rows = []
-    of_settings = (itertools.chain(*one.cells) for one in grids.values())
-    for setting, *cells in zip(grid(results.scale), *of_settings, strict=True):
-        if sum(bool(results.runs[cell]) for cell in cells) > 1:
-            ends = [at_the_end(results, cell) for cell in cells]
-            rows.append([f"{setting.rate:.2g}", f"{setting.left:.2g}", *ends])
-    return Table(
-        title=f"{where}: accuracy of each setting, %",
-        header=("η_eff", "1 − β", *(f"α = {alpha:g}" for alpha in grids)),
-        rows=rows,
-    )
