@@ -171,10 +171,6 @@ def test_no_number_of_a_grid_stands_over_its_axes_where_a_page_would_cut_it():
     assert all(text.get_window_extent().y1 <= top for text in axes.texts)
 
 
-def test_the_best_of_a_loss_is_the_lowest():
-    assert Contours(title="x", x=[1, 2], y=[3], z=[[0.5, 0.2]], lowest=True).best == (2, 3, 0.2)
-
-
 def test_the_data_behind_a_block_are_its_csv():
     rows = list(csv.reader(io.StringIO(csv_of(CURVES).decode())))
     assert rows[0] == ["line", "style", "round", "y", "low", "high"]

@@ -78,9 +78,9 @@ class Membership:
     clients: Array  # [n] who holds it
     accuracy: Array  # [G] of each run's model on the examples that it did not train on
 
-    def bound(self, delta: float, confidence: float = 0.95) -> float:
+    def bound(self, delta: float) -> float:
         """A lower bound of the ε of one example: that of the first run, by its coins."""
-        return best_bound(self.scores[0], self.member[0], delta, confidence)[0]
+        return best_bound(self.scores[0], self.member[0], delta)[0]
 
     def roc(self, which: Array | None = None, plain: bool = False) -> Roc:
         """Of some examples, or of all."""

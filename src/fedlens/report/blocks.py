@@ -200,7 +200,6 @@ class Bars(Block):
     y_label: str = ""
     percent: bool = False
     digits: int = 1  # decimals of percentages
-    dots: bool = False  # group i has the colour of line i of the curves
 
     def sheet(self) -> Sheet:
         rows: list[list[Cell]] = [
@@ -384,7 +383,6 @@ class Contours(Block):
     log_y: bool = False
     x_names: Sequence[str] = ()  # written instead of the numbers x, which are then positions
     percent: bool = False
-    lowest: bool = False  # the best is the lowest, as for a loss
 
     def sheet(self) -> Sheet:
         names: Sequence[Cell] = self.x_names or self.x
@@ -394,8 +392,7 @@ class Contours(Block):
     def best(self) -> tuple[float, float, float] | None:
         """x, y and z of the best point."""
         found = [(x, y, z) for x, y, z in self._points(self.x) if is_number(z)]
-        choose = min if self.lowest else max
-        return choose(found, key=lambda point: point[2], default=None)
+        return max(found, key=lambda point: point[2], default=None)
 
     def _points(self, names: Sequence[T]) -> Iterator[tuple[T, float, float | None]]:
         """The points with `names` in place of x."""

@@ -59,38 +59,15 @@ TITLE = "title"  # the id of the title's group in an SVG
 LONGEST_TITLE = 46  # characters
 HEIGHT, LETTERS, LINE = 2.15, 0.072, 0.18  # inches: axes' height, a letter's width, a legend line
 
-PRINT = {
-    "figure.facecolor": PAPER,
-    "axes.facecolor": "none",
-    "axes.edgecolor": SOFT,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlepad": 9,
-    "axes.labelsize": 9,
-    "axes.labelcolor": SOFT,
-    "grid.color": GRID,
-    "grid.linewidth": 0.8,
-    "text.color": INK,
-    "text.parse_math": False,
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "xtick.labelsize": 8.5,
-    "ytick.labelsize": 8.5,
-    "ytick.major.size": 0,
-    "ytick.minor.size": 0,
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "legend.handlelength": 2.4,
-    "lines.solid_capstyle": "round",
-    "svg.fonttype": "none",
-    "svg.hashsalt": "fedlens",
-}
+PRINT: list[Any] = [
+    Path(__file__).parent / "print.mplstyle",
+    {
+        "figure.facecolor": PAPER,
+        **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), SOFT),
+        **{"grid.color": GRID, "text.color": INK},
+    },
+]
+"""matplotlib's settings: those of the file, and colours."""
 
 FEW = 6  # up to this many lines, their last values fit in the margin
 FEW_POINTS = 12  # up to this many points of a line, each has a marker
@@ -108,15 +85,15 @@ MOSAIC_NAMES = 1.1  # inches for the names of rows of images
 GAP = 2  # pixels between images
 
 
-def save(block: Drawn, folder: Path, formats: Sequence[str] = FORMATS) -> str:
+def save(block: Drawn, folder: Path) -> str:
     """Write a block's picture to `folder`, one file per format; return the SVG for a page."""
-    drawn = pictures(block, {"svg", *formats})
-    for kind in formats:
+    drawn = pictures(block, FORMATS)
+    for kind in FORMATS:
         write_atomically(folder / f"{block.slug}.{kind}", drawn[kind])
     return for_page(drawn["svg"].decode(), block.slug)
 
 
-def pictures(block: Drawn, formats: Sequence[str] | set[str] = FORMATS) -> dict[str, bytes]:
+def pictures(block: Drawn, formats: Iterable[str] = FORMATS) -> dict[str, bytes]:
     """The file contents by format: png, svg, pdf. The same block gives the same bytes."""
     no_date = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with print_style(), any_script():
@@ -329,7 +306,8 @@ def _rows(
         write(axes, 0, r * step + NAMED / 2, name, **how)
         for s, one in enumerate(series):
             at = r * step + NAMED + TALL * (s + 0.5)
-            draw(axes, block, one, r, r if block.dots else s, at)
+            own = isinstance(block, Intervals) and block.dots  # a colour of its own for the row
+            draw(axes, block, one, r, r if own else s, at)
             write(axes, 1, at, block.format(one, r), right=8, **how)
     axes.set_ylim(step * max(len(names), 1) - APART / 2, -0.06)
     axes.set_yticks([])
@@ -445,7 +423,7 @@ def _contours(block: Contours) -> Axes:
     if spans and sound.min() < sound.max():
         # Quantiles as levels: each band has as many points, and is narrow where many are alike.
         levels = np.unique(np.quantile(sound, np.linspace(0, 1, 9)))
-        depth = np.linspace(0.06, 1, len(levels) - 1)[:: -1 if block.lowest else 1]
+        depth = np.linspace(0.06, 1, len(levels) - 1)
         masked = np.ma.masked_invalid(z)
         axes.contourf(block.x, block.y, masked, levels=levels, colors=_shades(depth))
         axes.contour(block.x, block.y, masked, levels=levels[1:-1], colors=SOFT, linewidths=0.6)
