@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -13,7 +13,7 @@ from itertools import compress
 from typing import Any
 
 from fedlens.config.experiment import Experiment
-from fedlens.recipes.recipe import NUM_CLASSES, Measured, Recipe, Results
+from fedlens.recipes.recipe import NUM_CLASSES, Measured, Recipe, Results, Scale
 from fedlens.report.blocks import (
     Bars,
     Block,
@@ -163,6 +163,29 @@ def told(module: str, item: str, **values: str) -> tuple[str, str, Mapping[str, 
     for title, _, said in (one.partition("\n") for one in (*own, *shared)):
         captions.setdefault(title, _joined(said))
     return _filled(section.removeprefix(f"{item}: "), values), _joined(about), captions
+
+
+def recipe(
+    module: str,
+    scale: Scale,
+    item: str,
+    blocks: Callable[[Results], list[Block]],
+    *,
+    on: Sequence[str],
+    seeds: tuple[int, int, int] = (1, 1, 3),
+    small: str = "",
+    also: Sequence[str] = (),
+    **more: Any,
+) -> Recipe:
+    """The recipe of an item, with its texts in notes.md and so many seeds at each scale.
+
+    It says what replaces the data sets `on` which it is, if they are not here; at the scale small
+    what is `small`; and what is `also` to be said of what is run.
+    """
+    words = [*dict.fromkeys(map(scale.instead, on)), small * (scale.name == "small"), *also]
+    stand_in = " ".join(filter(None, words))
+    seeded = range(scale.pick(*seeds))
+    return Recipe(*told(module, item), blocks, seeds=seeded, stand_in=stand_in, **more)
 
 
 def captioned(block: Block, captions: Mapping[str, str]) -> Block:

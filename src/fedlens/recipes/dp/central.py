@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named, Privacy
-from fedlens.recipes.page import beside, curves, note, published, told
+from fedlens.recipes.page import beside, curves, note, published, recipe
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Curves, Line
 
@@ -113,12 +113,13 @@ def _recipe(
             note(__name__, "Text of the papers and what is run"),
         ]
 
-    fewer = "A quarter of the rounds (a tenth with clients), of a fifth of the steps."
-    words = [scale.instead(dataset), fewer * (scale.name == "small")]
-    return Recipe(
-        *told(__name__, item),
+    return recipe(
+        __name__,
+        scale,
+        item,
         blocks,
         cells=cells,
-        seeds=range(scale.pick(1, 1, seeds)),
-        stand_in=" ".join(filter(None, words)),
+        on=[dataset],
+        seeds=(1, 1, seeds),
+        small="A quarter of the rounds (a tenth with clients), of a fifth of the steps.",
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedlens.config.experiment import Clients, Experiment, LocalTraining, Named, Privacy
-from fedlens.recipes.page import bars, curves, note, told
+from fedlens.recipes.page import bars, curves, note, recipe
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Table
 from fedlens.report.numbers import NONE
@@ -38,14 +39,9 @@ def cell(split: str, method: str, epsilon: str) -> str:
 
 def methods(scale: Scale) -> Recipe:
     axes = itertools.product(SPLITS, METHODS, EPSILONS)
-    return Recipe(
-        *told(__name__, "methods"),
-        blocks,
-        cells={cell(*one): _experiment(scale, *one) for one in axes},
-        seeds=range(scale.pick(1, 2, 10)),
-        ours=True,
-        stand_in=scale.instead("fashion-mnist"),
-    )
+    cells = {cell(*one): _experiment(scale, *one) for one in axes}
+    how: dict[str, Any] = {"on": ["fashion-mnist"], "seeds": (1, 2, 10), "ours": True}
+    return recipe(__name__, scale, "methods", blocks, cells=cells, **how)
 
 
 def _experiment(scale: Scale, split: str, method: str, epsilon: str) -> Experiment:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, Literal
@@ -11,6 +11,7 @@ from fedlens.config.experiment import Clients, Experiment, LocalTraining, Named
 from fedlens.core.federation import Examples, Holdings, Pool
 from fedlens.data.augment import Augment
 from fedlens.data.partitions.dealing import proportions
+from fedlens.recipes import page
 from fedlens.recipes import samples as of
 from fedlens.recipes.page import (
     at_the_end,
@@ -21,7 +22,6 @@ from fedlens.recipes.page import (
     note,
     published,
     sentences,
-    told,
 )
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale, volatility
 from fedlens.report.blocks import Block, Curves, Line, Table, Text
@@ -97,22 +97,18 @@ def pretrained(scale: Scale) -> str | None:
     return scale.weights("resnet18") if scale.name == "paper" else None
 
 
-def recipe(scale: Scale, item: str, *, seeds: int = 3, **more: Any) -> Recipe:
+def recipe(
+    scale: Scale, item: str, blocks: Callable[[Results], list[Block]], seeds: int = 3, **more: Any
+) -> Recipe:
     """The recipe of an item, with this many seeds at the paper's scale."""
-    words = [scale.instead("cifar10")]
-    if scale.name == "small":
-        words.append(sentences(__name__, "Small"))
+    also = []
     if scale.name == "paper":
         weights = pretrained(scale)
         from_scratch = sentences(__name__, "Without weights")
         start = f"ResNet-18 starts from {weights}." if weights else from_scratch
-        words += [sentences(__name__, "Augmentation"), start]
-    return Recipe(
-        *told(__name__, item),
-        seeds=range(scale.pick(1, 1, seeds)),
-        stand_in=" ".join(filter(None, words)),
-        **more,
-    )
+        also = [sentences(__name__, "Augmentation"), start]
+    more |= {"on": ["cifar10"], "small": sentences(__name__, "Small"), "also": also}
+    return page.recipe(__name__, scale, item, blocks, seeds=(1, 1, seeds), **more)
 
 
 def by_round(
@@ -163,7 +159,7 @@ def headline(scale: Scale) -> Recipe:
         ends = last_round(results, {as_published: HEADLINE})
         return [*ends, by_round(results), LAMBDA_NOTE]
 
-    return recipe(scale, "headline", cells=cells, blocks=blocks)
+    return recipe(scale, "headline", blocks, cells=cells)
 
 
 def figure12(scale: Scale) -> Recipe:
@@ -180,7 +176,7 @@ def figure12(scale: Scale) -> Recipe:
             LAMBDA_NOTE,
         ]
 
-    return recipe(scale, "figure12", cells=cells, blocks=blocks)
+    return recipe(scale, "figure12", blocks, cells=cells)
 
 
 NEAR = 0.95  # of the best accuracy: from there a run counts as converged; notes.md says so
@@ -210,7 +206,7 @@ def figure13(scale: Scale) -> Recipe:
             note(__name__, "Why “centralised” looked slow"),
         ]
 
-    return recipe(scale, "figure13", cells=cells, blocks=blocks)
+    return recipe(scale, "figure13", blocks, cells=cells)
 
 
 def _what_it_takes(results: Results, cell: str) -> list[str]:
@@ -267,7 +263,7 @@ def figure14(scale: Scale) -> Recipe:
             LAMBDA_NOTE,
         ]
 
-    return recipe(scale, "figure14", cells=cells, blocks=blocks, seeds=5)
+    return recipe(scale, "figure14", blocks, cells=cells, seeds=5)
 
 
 SPLITS = {
@@ -301,7 +297,7 @@ def figure16(scale: Scale) -> Recipe:
             LAMBDA_NOTE,
         ]
 
-    return recipe(scale, "figure16", cells=cells, blocks=blocks)
+    return recipe(scale, "figure16", blocks, cells=cells)
 
 
 def _smoother_and_slower(results: Results) -> Table:
@@ -365,7 +361,7 @@ def figure17(scale: Scale) -> Recipe:
             shown += [by_round(results, lines, m, name + ": test {} by round") for m in MEASURES]
         return [*shown, note(__name__, "What to expect"), LAMBDA_NOTE]
 
-    return recipe(scale, "figure17", cells=cells, blocks=blocks)
+    return recipe(scale, "figure17", blocks, cells=cells)
 
 
 def figure18(scale: Scale) -> Recipe:
@@ -408,7 +404,7 @@ def figure18(scale: Scale) -> Recipe:
             LAMBDA_NOTE,
         ]
 
-    return recipe(scale, "figure18", cells=cells, blocks=blocks, seeds=5, keeps=("clients",))
+    return recipe(scale, "figure18", blocks, cells=cells, seeds=5, keeps=("clients",))
 
 
 def _rules_of_18(scale: Scale) -> list[str]:
@@ -508,7 +504,7 @@ def architectures(scale: Scale) -> Recipe:
         table = Table(title="Accuracy and cost", header=words, rows=rows, published=frozenset({1}))
         return [table, by_round(results), note(__name__, "What the claim is worth")]
 
-    return recipe(scale, "architectures", cells=cells, blocks=blocks, ours=True)
+    return recipe(scale, "architectures", blocks, cells=cells, ours=True)
 
 
 LEVELS = SIZES[1:]
@@ -559,4 +555,4 @@ def fedprox(scale: Scale) -> Recipe:
             note(__name__, "fedprox / What to expect", alike=f"{ALIKE:.0%}"),
         ]
 
-    return recipe(scale, "fedprox", cells=cells, blocks=blocks, ours=True)
+    return recipe(scale, "fedprox", blocks, cells=cells, ours=True)

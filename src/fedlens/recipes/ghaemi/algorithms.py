@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from statistics import fmean
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.recipes import page
 from fedlens.recipes import samples as of
-from fedlens.recipes.page import bars, beside, curves, mean_of, note, told
+from fedlens.recipes.page import bars, beside, curves, mean_of, note
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Table
 from fedlens.report.numbers import NONE
@@ -80,13 +81,7 @@ def experiment(
     )
 
 
-def recipe(scale: Scale, item: str, **more: Any) -> Recipe:
-    return Recipe(
-        *told(__name__, item),
-        seeds=range(scale.pick(1, 1, 3)),
-        stand_in=scale.instead("fashion-mnist"),
-        **more,
-    )
+recipe = partial(page.recipe, __name__, on=("fashion-mnist",))
 
 
 def study(
@@ -105,7 +100,7 @@ def study(
         cell: experiment(scale, one.split, **{**FORMS[one.form], **one.how})
         for cell, one in trials.items()
     }
-    return recipe(scale, item, cells=cells, blocks=shown, **more)
+    return recipe(scale, item, shown, cells=cells, **more)
 
 
 def published(algorithm: str, split: Split) -> dict[str, list[float | None]]:
@@ -258,7 +253,7 @@ def centralised(scale: Scale) -> Recipe:
             local=replace(alone.local, epochs=1, reset=False),
             evaluate=Evaluate(on=("test", "train")),
         )
-    return recipe(scale, "centralised", cells=cells, blocks=_centralised)
+    return recipe(scale, "centralised", _centralised, cells=cells)
 
 
 def _centralised(results: Results) -> list[Block]:

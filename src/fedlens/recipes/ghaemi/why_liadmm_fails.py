@@ -68,7 +68,7 @@ def why_liadmm_fails(scale: Scale) -> Recipe:
         for h in HYPOTHESES:
             wanted += [(f"{h} alone", "iid"), *((f"all but {h}", split) for split in SPLITS)]
     cells = {f"{name}, {split}": _cell(scale, split, name) for name, split in wanted}
-    return recipe(scale, "why-liadmm-fails", cells=cells, blocks=blocks, ours=True)
+    return recipe(scale, "why-liadmm-fails", blocks, cells=cells, ours=True)
 
 
 def _cell(scale: Scale, split: Split, name: str) -> Experiment:

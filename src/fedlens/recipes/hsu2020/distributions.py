@@ -40,9 +40,7 @@ def label_counts(scale: Scale, clients: Population) -> Tensor:  # [K, L]
 
 def _dealt(scale: Scale, clients: Population) -> tuple[Dataset, Holdings, Tensor]:
     """A data set, who holds which of its examples, and the examples of each class by client."""
-    held_by = Clients(count=clients.count, partition=clients.partition)
-    described = Experiment(clients.dataset, clients.model, rounds=1, clients=held_by)
-    dataset, train, held = partition(described, scale.data)
+    dataset, train, held = partition(clients.plain, scale.data)
     return dataset, held, held.label_counts(train.labels, dataset.num_classes)
 
 
@@ -113,8 +111,9 @@ def _population(scale: Scale, name: str) -> Population:
     if name not in CIFAR:
         return population(scale, next(which for which in NAMES if NAMES[which] == name))
     dataset = CIFAR[name]
-    split = Named("dirichlet", {"alpha": cifar.ALPHAS[dataset][0]})
-    return Population(name, name, Named(scale.dataset(dataset)), Named("linear"), split, 100)
+    split = Clients(count=100, partition=Named("dirichlet", {"alpha": cifar.ALPHAS[dataset][0]}))
+    used = Named(scale.dataset(dataset))
+    return Population(name, name, Experiment(used, Named("linear"), rounds=1, clients=split))
 
 
 def table1(scale: Scale) -> Recipe:
@@ -135,7 +134,7 @@ def table1(scale: Scale) -> Recipe:
             clients, imbalanced, classes, examples, accuracy = TABLE1[name]
             theirs = clients, imbalanced, f"{classes:,}", f"{examples:,}", f"{accuracy:.2f}"
             ours = *_held(scale, one), mean_of(results.final(CELLS[name]))
-            rows.append([name, one.used if one.is_stand_in else one.dataset.name])
+            rows.append([name, one.used if one.is_stand_in else one.plain.dataset.name])
             rows[-1] += itertools.chain(*zip(theirs, ours, strict=True))
         missing = "– stands for what would take data that are not here, or was not run."
         return [
@@ -162,7 +161,7 @@ def table1(scale: Scale) -> Recipe:
 
 def _held(scale: Scale, one: Population) -> tuple[str, str, str, str]:
     """Clients, whether they are imbalanced, classes and examples, if the data are available."""
-    if not scale.holds(one.dataset.name):
+    if not scale.holds(one.plain.dataset.name):
         return NONE, NONE, NONE, NONE
     counts = label_counts(scale, one)
     sizes = counts.sum(1)

@@ -71,13 +71,7 @@ class Population:
 
     name: str  # in the paper
     used: str  # the one used here
-    dataset: Named
-    model: Named
-    partition: Named = Named("auto")
-    count: int | None = None
-    augment: Augment = Augment()
-    weights: str | None = None
-    norm: Literal["shared", "frozen"] = "shared"
+    plain: Experiment  # of their data and model, without rounds and a method
 
     @property
     def is_stand_in(self) -> bool:
@@ -88,10 +82,10 @@ class Population:
         """The paper's name, and the replacement used here if there is one."""
         return f"{self.name} (here: {self.used})" if self.is_stand_in else self.name
 
-    @property
-    def normalise(self) -> Literal["dataset", "imagenet"]:
-        """Frozen layers have statistics of ImageNet, so images need ImageNet's normalisation."""
-        return "imagenet" if self.norm == "frozen" else "dataset"
+    def dealt(self, partition: Named) -> Population:
+        """The same with another partition."""
+        clients = replace(self.plain.clients, partition=partition)
+        return replace(self, plain=replace(self.plain, clients=clients))
 
 
 def population(scale: Scale, which: Which) -> Population:
@@ -100,23 +94,25 @@ def population(scale: Scale, which: Which) -> Population:
     if scale.name == "paper" and scale.has(name.lower()):
         weights = scale.weights("mobilenet_v2")
         size, bottleneck = (224, {"bottleneck": 64}) if which == "landmarks" else (299, {})
-        return Population(
-            name,
-            name,
+        plain = Experiment(
             Named(name.lower(), {"size": size}),
             Named("mobilenetv2", bottleneck if weights else {"norm": "group", **bottleneck}),
+            rounds=1,
             augment=Augment(resized=0.08, flip=True),
             weights=weights,
+            # Frozen layers have statistics of ImageNet, so images need ImageNet's normalisation.
             norm="frozen" if weights else "shared",
+            normalise="imagenet" if weights else "dataset",
         )
+        return Population(name, name, plain)
     used = scale.dataset("cifar10" if which == "geo" else "femnist")
     if used == "femnist":
         model = scale.pick(Named("linear"), Named("lenet5"), Named("mcmahan-cnn"))
-        return Population(name, "FEMNIST by writer", Named(used), model)
+        return Population(name, "FEMNIST by writer", Experiment(Named(used), model, rounds=1))
     model = scale.pick(Named("linear"), Named("simple-cnn"), Named("hsu-cnn"))
     words = "imbalanced CIFAR-10" if used == "cifar10" else "imbalanced embedded images"
-    count = scale.pick(20, 50, 135)
-    return Population(name, words, Named(used), model, imbalanced(0.3), count)
+    clients = Clients(count=scale.pick(20, 50, 135), partition=imbalanced(0.3))
+    return Population(name, words, Experiment(Named(used), model, rounds=1, clients=clients))
 
 
 def imbalanced(alpha: float) -> Named:
@@ -131,9 +127,9 @@ def partitionings(scale: Scale) -> dict[str, Population]:
     """Populations, from similar to dissimilar clients."""
     geo = population(scale, "geo")
     if geo.is_stand_in:
-        return {f"α {alpha:g}": replace(geo, partition=imbalanced(alpha)) for alpha in ALPHAS}
+        return {f"α {alpha:g}": geo.dealt(imbalanced(alpha)) for alpha in ALPHAS}
     return {
-        name: replace(geo, name=name, used=name, dataset=Named(name.lower(), {"size": 299}))
+        name: Population(name, name, replace(geo.plain, dataset=Named(name.lower(), {"size": 299})))
         for name in GEO
         if scale.has(name.lower())
     }
@@ -142,12 +138,13 @@ def partitionings(scale: Scale) -> dict[str, Population]:
 def stand_in(*populations: Population) -> str:
     """A text about what replaces the paper's populations."""
     words = [
-        f"In the place of {one.name}: {one.used}, with {one.model.name} in that of MobileNetV2."
+        f"In the place of {one.name}: {one.used}, with {one.plain.model.name} in that of "
+        "MobileNetV2."
         for one in populations
         if one.is_stand_in
     ]
     sections = ["On other data"] if words else []
-    weights = [one.weights for one in populations if not one.is_stand_in]
+    weights = [one.plain.weights for one in populations if not one.is_stand_in]
     if weights:
         sections += ["With weights" if weights[0] else "Without weights", "Square images"]
     return " ".join([*words, sentences(__name__, *sections)]).strip()
@@ -206,21 +203,12 @@ def experiment(
     if clients.name == NAMES["landmarks"]:
         batch_size, epochs = scale.pick((16, 1), (32, 2), (32, 5))
     last = last or rounds(scale)[-1]
-    return Experiment(
-        dataset=clients.dataset,
-        model=clients.model,
+    return replace(
+        clients.plain,
         rounds=last,
         engine=scale.engine,
-        normalise=clients.normalise,
-        augment=clients.augment,
-        weights=clients.weights,
-        norm=clients.norm,
         train_last=layers and scale.pick(1, layers, layers),  # a linear model has one layer
-        clients=Clients(
-            count=clients.count,
-            per_round=goal(scale, method.goal or 10),
-            partition=clients.partition,
-        ),
+        clients=replace(clients.plain.clients, per_round=goal(scale, method.goal or 10)),
         local=LocalTraining(
             epochs=epochs,
             batch_size=batch_size,

@@ -34,11 +34,12 @@ from fedlens.recipes.hsu2020.setting import (
     partitionings,
     population,
     recipe,
+    relative_curves,
     rounds,
 )
 from fedlens.recipes.page import ahead, bars, beside, curves, mean_of, note
 from fedlens.recipes.recipe import EMBEDDED, FROM_CELL, Measured, Recipe, Results, Scale
-from fedlens.report.blocks import Block, Curves, Line, Series, Table, Text
+from fedlens.report.blocks import Block, Line, Series, Table, Text
 from fedlens.report.numbers import NONE
 from fedlens.runs.records import rounds_to
 
@@ -185,16 +186,13 @@ def _figure6(results: Results) -> list[Block]:
             )
             for which in PLACES
         ),
-        Curves(
+        relative_curves(
+            lines,
             title="Relative accuracy against EMD",
             caption=f"Test accuracy at {budget:,} rounds, divided by that of centralised training "
             "on the same images, by the mean EMD of the partitioning: clients are less alike to "
             f"the right. From left to right: {', '.join(order)}.",
-            lines=lines,
             x_label="mean EMD",
-            y_label="relative accuracy",
-            percent=True,
-            levels=[("centralised", 1.0)],
         ),
         beside(
             [(place, EMD.get(place), Measured.of(emd[:1])) for place, emd in emds.items()],
@@ -368,21 +366,22 @@ def _from_starts(scale: Scale, item: str, blocks: Callable[[Results], list[Block
     starts, more = {"scratch": clients}, ""
     if not clients.is_stand_in:
         groups = Named("mobilenetv2", {"norm": "group"})
-        starts = {"pretrained": clients} if clients.weights else {}
-        starts["scratch"] = replace(clients, model=groups, weights=None, norm="shared")
-        if not clients.weights:
+        plain = replace(clients.plain, model=groups, weights=None, norm="shared")
+        starts = {"pretrained": clients} if clients.plain.weights else {}
+        starts["scratch"] = replace(clients, plain=replace(plain, normalise="dataset"))
+        if not clients.plain.weights:
             more = "There are no ImageNet weights here, so only the runs from scratch are made."
     else:
         images = scale.dataset("cifar100")
-        if (images == EMBEDDED) != (clients.dataset.name == EMBEDDED):  # of another kind
+        if (images == EMBEDDED) != (clients.plain.dataset.name == EMBEDDED):  # of another kind
             more = "There is no CIFAR-100 to pretrain on, so only the runs from scratch are made."
         else:
             on = "CIFAR-100, whose head is thrown away"
             on = on if images == "cifar100" else "the same embedded images"
             more = f"Pretraining is centralised training on {on}; the paper's is on ImageNet."
             cells["pretraining"] = replace(centralised(scale, clients), dataset=Named(images))
-            pretrained = replace(clients, weights=f"{FROM_CELL}pretraining")
-            starts = {"pretrained": pretrained, "scratch": clients}
+            begun = replace(clients.plain, weights=f"{FROM_CELL}pretraining")
+            starts = {"pretrained": replace(clients, plain=begun), "scratch": clients}
     for start, who in starts.items():
         cells[f"{start}, centralised"] = centralised(scale, who)
         for method in (method for of, method in TABLE5 if of == start):
@@ -462,14 +461,5 @@ def _figure9(results: Results) -> list[Block]:
             for run in results.runs[method.cell(start)][:1]:
                 at, values = run.curve("test_accuracy")
                 lines.append(Line(method.cell(), at, [value / best for value in values]))
-        shown.append(
-            Curves(
-                title=f"{start}: relative accuracy",
-                lines=lines,
-                y_label="relative accuracy",
-                percent=True,
-                log_x=True,
-                levels=[("centralised", 1.0)],
-            )
-        )
+        shown.append(relative_curves(lines, title=f"{start}: relative accuracy", log_x=True))
     return shown

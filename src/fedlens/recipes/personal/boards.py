@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.data.augment import Augment
 from fedlens.evaluation.intervals import holm
-from fedlens.recipes.page import bars, beside, curves, note, published, sentences, told
+from fedlens.recipes.page import bars, beside, curves, note, published, recipe, sentences
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Series, Table
 from fedlens.report.numbers import NONE
@@ -81,15 +81,8 @@ def pfllib_dir(scale: Scale) -> Recipe:
             shown += board(results, f"{dataset}, ", tuple(METHODS), theirs)
         return [*shown, note(__name__, "PFLlib's settings and ours")]
 
-    instead = " ".join(dict.fromkeys(filter(None, map(scale.instead, ROUNDS))))
-    cut = sentences(__name__, "Small") if scale.name == "small" else ""
-    return Recipe(
-        *told(__name__, "pfllib-dir"),
-        blocks,
-        cells=cells,
-        seeds=range(scale.pick(1, 1, 3)),
-        stand_in=f"{cut} {instead}".strip(),
-    )
+    how: dict[str, Any] = {"on": [*ROUNDS], "small": sentences(__name__, "Small")}
+    return recipe(__name__, scale, "pfllib-dir", blocks, cells=cells, **how)
 
 
 def fedrep(scale: Scale) -> Recipe:
@@ -126,13 +119,8 @@ def fedrep(scale: Scale) -> Recipe:
         each = (board(results, f"{many} classes, ", names, {}) for many in OF_FEDREP)
         return [*(block for one in each for block in one), note(__name__, "FedRep's settings")]
 
-    return Recipe(
-        *told(__name__, "fedrep"),
-        blocks,
-        cells=cells,
-        seeds=range(scale.pick(1, 1, 5)),
-        stand_in=_fewer(scale, "40 of 100 rounds, one seed of five."),
-    )
+    how: dict[str, Any] = {"on": ["cifar10"], "small": "40 of 100 rounds, one seed of five."}
+    return recipe(__name__, scale, "fedrep", blocks, cells=cells, seeds=(1, 1, 5), **how)
 
 
 def moon(scale: Scale) -> Recipe:
@@ -178,17 +166,8 @@ def moon(scale: Scale) -> Recipe:
         by_round = curves(results, title="Test accuracy by round")
         return [by_round, table, note(__name__, "MOON's settings")]
 
-    return Recipe(
-        *told(__name__, "moon"),
-        blocks,
-        cells=cells,
-        seeds=range(scale.pick(1, 1, 3)),
-        stand_in=_fewer(scale, "10 of 100 rounds, one seed of three."),
-    )
-
-
-def _fewer(scale: Scale, words: str) -> str:
-    return f"{words * (scale.name == 'small')} {scale.instead('cifar10')}".strip()
+    how: dict[str, Any] = {"on": ["cifar10"], "small": "10 of 100 rounds, one seed of three."}
+    return recipe(__name__, scale, "moon", blocks, cells=cells, **how)
 
 
 def by_client(run: Run) -> NDArray[Any]:  # [K]; NaN where nothing is tested

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from typing import Any
 
 import numpy as np
 
 from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.evaluation.intervals import holm
-from fedlens.recipes.page import note, told
+from fedlens.recipes.page import note, recipe
 from fedlens.recipes.personal.boards import ALONE, METHODS, TUNED, by_client
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Contours, Table, Tiles
@@ -44,14 +45,9 @@ def cell(at: At, name: str) -> str:
 
 def map(scale: Scale) -> Recipe:
     grid = [*itertools.product(alphas(scale), sizes(scale))]
-    return Recipe(
-        *told(__name__, "map"),
-        blocks,
-        cells={cell(at, name): _experiment(scale, at, name) for at in grid for name in TRAINED},
-        seeds=range(scale.pick(1, 2, 10)),
-        ours=True,
-        stand_in=scale.instead("cifar10"),
-    )
+    cells = {cell(at, name): _experiment(scale, at, name) for at in grid for name in TRAINED}
+    how: dict[str, Any] = {"on": ["cifar10"], "seeds": (1, 2, 10), "ours": True}
+    return recipe(__name__, scale, "map", blocks, cells=cells, **how)
 
 
 def _experiment(scale: Scale, at: At, name: str) -> Experiment:
