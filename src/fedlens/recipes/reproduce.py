@@ -104,7 +104,11 @@ def plan_all(
         raise ValueError(f"seeds is {seeds}: choose 1 or more")
     at = Scale(scale, data)
     recipes = {name: RECIPES[name](at) for name in names}
-    _check_some_match(recipes.values(), only)
+    named = [cell for recipe in recipes.values() for cell in recipe.cells]
+    for pattern in only:
+        if not fnmatch.filter(named, pattern):
+            some = "; ".join(named[:3])
+            raise ValueError(f"no experiment is called {pattern!r}: there are {some}, and so on")
     planned = []
     for name, recipe in recipes.items():
         wanted = [cell for cell in recipe.cells if any(fnmatch.fnmatch(cell, p) for p in only)]
@@ -152,14 +156,6 @@ def _by_place(recipe: Recipe, folder: Path) -> Cells:
                 replace(changed, seed=seed, weights=weights) if is_new else changed
             )
     return cells
-
-
-def _check_some_match(recipes: Iterable[Recipe], patterns: Sequence[str]) -> None:
-    cells = [cell for recipe in recipes for cell in recipe.cells]
-    for pattern in patterns:
-        if not fnmatch.filter(cells, pattern):
-            some = "; ".join(cells[:3])
-            raise ValueError(f"no experiment is called {pattern!r}: there are {some}, and so on")
 
 
 @dataclass(frozen=True)
@@ -340,19 +336,14 @@ def reproduce(
 
 def show(planned: Reproduction, drawing: Draw = save_all) -> Reproduced:
     """Draw the page of a reproduction from the runs that are done."""
-    recipe, results = planned.recipe, results_of(planned)
-    blocks = blocks_of(recipe, results)
-    return draw(planned.name, recipe, results, blocks, planned.out, drawing)
-
-
-def results_of(planned: Reproduction) -> Results:
-    """The runs of a reproduction that are done."""
     recipe, runs = planned.recipe, {}
     for cell in recipe.cells:
         places = [place_of(planned.out, cell, seed, recipe) for seed in recipe.seeds]
-        if done := [read(place) for place in places if read_status(place) in OVER]:
+        if done := [read(place) for place in places if _is_over(place)]:
             runs[cell] = done
-    return Results(planned.scale, runs)
+    results = Results(planned.scale, runs)
+    blocks = blocks_of(recipe, results)
+    return draw(planned.name, recipe, results, blocks, planned.out, drawing)
 
 
 def draw(

@@ -115,7 +115,9 @@ def restore(
     every = [run for of_cell in runs.values() for run in of_cell]
     for run in every:
         _check(run)
-    at = Scale(scale, data, _used(every))
+    weights = [run.manifest["weights"]["source"] for run in every if run.manifest.get("weights")]
+    datasets = frozenset(str(settings(run.experiment)["dataset"]) for run in every)
+    at = Scale(scale, data, Recorded(datasets, tuple(dict.fromkeys(weights))))
     recipe = RECIPES[name](at)
     slugs = {cell: slug(cell) for cell in recipe.cells}
     found = {cell: runs[called] for cell, called in slugs.items() if called in runs}
@@ -218,10 +220,3 @@ def _of_folders(stored: Path, watch: Callable[..., None] | None) -> Cells:
         if watch is not None:
             watch(number, len(places), "reading records")
     return {called: [runs[seed] for seed in sorted(runs)] for called, runs in found.items()}
-
-
-def _used(runs: Sequence[Run]) -> Recorded:
-    """The data sets and weights of runs, from their experiments and manifests."""
-    weights = [run.manifest["weights"]["source"] for run in runs if run.manifest.get("weights")]
-    datasets = frozenset(str(settings(run.experiment)["dataset"]) for run in runs)
-    return Recorded(datasets, tuple(dict.fromkeys(weights)))

@@ -49,8 +49,3 @@ def format_tick(value: float) -> str:
 def format_place(x: float) -> str:
     """A position on an axis as text."""
     return f"{x:g}" if abs(x) < LARGE else format_number(x)
-
-
-def signed_points(difference: float) -> str:
-    """A difference of two shares in percentage points, with its sign."""
-    return f"{100 * difference:+.2f}".replace("-", "−")

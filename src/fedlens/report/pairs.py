@@ -227,9 +227,9 @@ def ranks(scores: Sequence[float]) -> list[float]:
     ]
 
 
-def points(value: float | None) -> str:
-    """A difference of fractions in percentage points."""
-    return NONE if value is None else f"{100 * value:.2f}".replace("-", "−")
+def points(value: float | None, sign: str = "") -> str:
+    """A difference of fractions in percentage points; with the `sign` "+", it always has one."""
+    return NONE if value is None else f"{100 * value:{sign}.2f}".replace("-", "−")
 
 
 def format_p(p: float) -> str:

@@ -84,7 +84,9 @@ def run_blocks(runs: Sequence[Run]) -> list[Block]:
     curves = list(curve_blocks(groups, part))
     blocks = curves[:1]  # a page begins with a picture
     if len(runs) == 1:
-        blocks.append(_facts_of(runs[0]))
+        header, (cells,) = rows(runs)
+        facts = {name: cell for name, cell in zip(header, cells, strict=True) if name != "run"}
+        blocks.append(Facts(title="Results", caption=_caption(runs, header), facts=facts))
     elif repeated:
         blocks.append(_results_of_groups(groups, part))
     else:
@@ -214,16 +216,6 @@ def _around(one: Group, part: str) -> tuple[float | None, float | None, float | 
     if len(values) > 1:
         return around(values)
     return values[0] if values else None, *(final_interval(one.runs[0], part) or (None, None))
-
-
-def _facts_of(run: Run) -> Facts:
-    """The results of one run."""
-    header, (cells,) = rows([run])
-    return Facts(
-        title="Results",
-        caption=_caption([run], header),
-        facts={name: cell for name, cell in zip(header, cells, strict=True) if name != "run"},
-    )
 
 
 def _results(runs: Sequence[Run], title: str = "Results", dots: int = 0) -> Table:

@@ -25,7 +25,8 @@ from fedlens.recipes.page import (
 )
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale, volatility
 from fedlens.report.blocks import Block, Curves, Line, Table, Text
-from fedlens.report.numbers import NONE, signed_points
+from fedlens.report.numbers import NONE
+from fedlens.report.pairs import points
 from fedlens.runs.records import Run
 
 LAMBDA = Named("lambda-sum", {"lambda": 0.1})
@@ -252,7 +253,7 @@ def figure14(scale: Scale) -> Recipe:
     def blocks(results: Results) -> list[Block]:
         found = {name: [results.final(f"{name}, {c} a round") for c in COHORTS] for name in RULES}
         gains = [
-            [name, *(signed_points(f.mean - one.mean) if f and one else NONE for f in more)]
+            [name, *(points(f.mean - one.mean, "+") if f and one else NONE for f in more)]
             for name, (one, *more) in found.items()
         ]
         header = ("rule", *(f"{c} a round" for c in COHORTS[1:]))
@@ -332,15 +333,15 @@ def apart(results: Results) -> list[str]:
         return ["The runs that would take the fall apart are not all here."]
     said = (
         f"From equal clients with all images to the report's heterogeneous ones it is "
-        f"{signed_points(low - whole)} points here (published: "
-        f"{signed_points(FALLEN[0] - HEADLINE[0])}). Less data alone, equal clients with a quarter "
-        f"of the images, makes {signed_points(quarter - whole)}; unequal sizes on top of that "
-        f"{signed_points(low - quarter)}."
+        f"{points(low - whole, '+')} points here (published: "
+        f"{points(FALLEN[0] - HEADLINE[0], '+')}). Less data alone, equal clients with a quarter "
+        f"of the images, makes {points(quarter - whole, '+')}; unequal sizes on top of that "
+        f"{points(low - quarter, '+')}."
     )
     if rescaled:
         said += (
             " Unequal sizes alone, the same proportions over all images, make "
-            f"{signed_points(rescaled - whole)}."
+            f"{points(rescaled - whole, '+')}."
         )
     return [said]
 

@@ -107,6 +107,9 @@ def _experiment(study: Study, scale: Scale, split: str, algorithm: str) -> Exper
 
 
 def table_blocks(study: Study, results: Results) -> list[Block]:
+    has_its_data = results.scale.dataset(study.dataset) == study.dataset and all(
+        len(run.manifest["classes"]) == NUM_CLASSES[study.dataset] for run in results.all
+    )
     tables = [
         beside(
             [
@@ -115,20 +118,13 @@ def table_blocks(study: Study, results: Results) -> list[Block]:
             ],
             title=f"{name[0].upper()}{name[1:]}, %",
             of="clients, algorithm",
-            compared=_is_on_its_data(study, results),
+            compared=has_its_data,
         )
         for name, theirs in study.published.items()
     ]
     lead = ahead(results, PAIRS, title="How far is one ahead of another?")
     bounds = [bound(study)] if F_SCORE in study.published else []
     return [lead, *tables, *_pairs(study, results), *bounds, remarks(study)]
-
-
-def _is_on_its_data(study: Study, results: Results) -> bool:
-    """Whether runs use the paper's data with all classes."""
-    return results.scale.dataset(study.dataset) == study.dataset and all(
-        len(run.manifest["classes"]) == NUM_CLASSES[study.dataset] for run in results.all
-    )
 
 
 def figure_blocks(study: Study, results: Results) -> list[Block]:

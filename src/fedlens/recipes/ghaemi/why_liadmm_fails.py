@@ -84,6 +84,7 @@ def _cell(scale: Scale, split: Split, name: str) -> Experiment:
 def blocks(results: Results) -> list[Block]:
     said = {f"{h} alone": one.says for h, one in HYPOTHESES.items()}
     said[CONTROL] = "no momentum, dual once"
+    legend = {f"{h} alone": f"{h} alone, {one.short}" for h, one in HYPOTHESES.items()}
     rows = []
     for name in ALONE:
         runs = name, f"all but {name.removesuffix(' alone')}"
@@ -101,18 +102,12 @@ def blocks(results: Results) -> list[Block]:
         ),
         curves(
             results,
-            {f"{name}, non-iid": _in_legend(name) for name in ALONE},
+            {f"{name}, non-iid": legend.get(name, name) for name in ALONE},
             title="Test accuracy with two classes a client",
         ),
         Text(title="What these runs say", paragraphs=_verdict(results)),
         note(__name__, "How to read it"),
     ]
-
-
-def _in_legend(name: str) -> str:
-    """The name of a line in a legend; for a hypothesis, with its short description."""
-    h = name.removesuffix(" alone")
-    return f"{h} alone, {HYPOTHESES[h].short}" if h in HYPOTHESES else name
 
 
 def _verdict(results: Results) -> list[str]:

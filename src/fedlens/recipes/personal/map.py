@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from typing import Any
 
@@ -18,7 +17,6 @@ from fedlens.report.blocks import Block, Contours, Table, Tiles
 from fedlens.report.numbers import NONE
 from fedlens.report.pairs import SURE, Estimate, estimate, format_p, points
 from fedlens.report.personal import shares
-from fedlens.runs.records import Run
 
 TRAINED = (TUNED, ALONE, "FedPer", "Ditto")
 METHOD = "a method"  # the better of those that are no baseline
@@ -69,17 +67,17 @@ def _experiment(scale: Scale, at: At, name: str) -> Experiment:
     )
 
 
-def _score(run: Run, name: str) -> float:
-    """The mean over clients of accuracy after the last round, before tuning for FedAvg."""
-    found = shares(run, "client_accuracy") if name == "FedAvg" else by_client(run)
-    return float(np.mean(found)) if len(found) and np.isfinite(found).all() else math.nan
-
-
 def scores(results: Results, at: At, name: str) -> dict[int, float]:
-    """By seed. The runs that tune FedAvg's model are those of FedAvg, too."""
-    runs = results.runs[cell(at, TUNED if name == "FedAvg" else name)]
-    found = {int(run.manifest["seed"]): _score(run, name) for run in runs}
-    return {seed: score for seed, score in found.items() if math.isfinite(score)}
+    """The mean over clients of accuracy after the last round, by seed.
+
+    The runs that tune FedAvg's model are those of FedAvg, too: before they tune it.
+    """
+    found = {}
+    for run in results.runs[cell(at, TUNED if name == "FedAvg" else name)]:
+        own = shares(run, "client_accuracy") if name == "FedAvg" else by_client(run)
+        if len(own) and np.isfinite(own).all():
+            found[int(run.manifest["seed"])] = float(np.mean(own))
+    return found
 
 
 def difference(results: Results, at: At, one: str, other: str) -> Estimate | None:
