@@ -70,11 +70,7 @@ def opening(recipe: Recipe, results: Results) -> Text:
         f"{m.get('device', '?')} ({m.get('cores', '?')} cores, torch {m.get('torch', '?')})"
         for m in (run.manifest for run in runs)
     }
-    times = (spent(run.summary) for run in runs)
-    seconds = sum(
-        (run.total("seconds") or 0.0) if time is None else time
-        for run, time in zip(runs, times, strict=True)
-    )
+    seconds = sum(map(_spent, runs))
     said = [
         *_whose(recipe, results, bool(unlike)),
         recipe.stand_in,
@@ -146,6 +142,14 @@ def _abridged(value: object) -> str:
     if not isinstance(value, list | tuple) or len(value) <= MANY:
         return str(value)
     return f"[{', '.join(map(str, value[:3]))}, ... ({len(value):,} in all)]"
+
+
+def _spent(run: Run) -> float:
+    """The time of training and evaluation; runs side by side each have their share."""
+    if (seconds := spent(run.summary)) is not None:
+        return seconds
+    columns = ("seconds", "evaluation_seconds")
+    return float(sum(row.get(name, 0.0) for row in run.rounds for name in columns))
 
 
 def told(module: str, item: str, **values: str) -> tuple[str, str, Mapping[str, str]]:
