@@ -17,11 +17,12 @@ Nothing in this module needs torch, and nothing that it reads is executed.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import lzma
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -233,21 +234,27 @@ def pack(
         own = _by_place(file)
         kept = {(one.cell, one.seed): one for one in (index[item].runs if item in index else ())}
         paper = item.partition("/")[0]
-        shared = {
-            other: (about.runs, _by_place(file_of(store, other)))
-            for other, about in index.items()
+        elsewhere = {
+            _digest(packed): (other, packed["cell"])
+            for other in reversed(index)  # of several items with a run, the first counts
             if other != item and paper in (FINDINGS, other.partition("/")[0])
+            for packed in _by_place(file_of(store, other)).values()
         }
         for cell, of_cell in runs.items():
             for run in of_cell:
                 packed = _packed(cell, run, recipe.keeps, revision)
                 place = cell, packed["manifest"]["seed"]
-                told = packed["manifest"]["revision"] or ""
-                one = Kept(*place, rounds=run.experiment["rounds"], revision=told)
-                same = None if place in own else _same(one, packed, shared)
-                if same is None:
+                found = elsewhere.get(_digest(packed)) if place not in own else None
+                if found is None:
                     own[place] = packed
-                kept[place] = same or one
+                home, as_cell = found or ("", "")
+                kept[place] = Kept(
+                    *place,
+                    rounds=run.experiment["rounds"],
+                    revision=packed["manifest"]["revision"] or "",
+                    item=home,
+                    as_cell=as_cell if as_cell != cell else "",
+                )
         order = {cell: number for number, cell in enumerate(recipe.cells)}
         places = sorted(kept, key=lambda place: (order.get(place[0], len(order)), place))
         stored = [own[place] for place in places if place in own]
@@ -276,19 +283,10 @@ def _by_place(file: Path) -> dict[Place, dict[str, Any]]:
     return {(one["cell"], one["manifest"]["seed"]): one for one in runs}
 
 
-def _same(
-    one: Kept,
-    packed: Mapping[str, Any],
-    shared: Mapping[str, tuple[Sequence[Kept], Mapping[Place, Mapping[str, Any]]]],
-) -> Kept | None:
-    """The run as one that another item has in its file, if one has it."""
-    for item, (kept, runs) in shared.items():
-        for other in kept:
-            is_likely = (other.seed, other.revision, other.item) == (one.seed, one.revision, "")
-            if is_likely and {**runs[other.cell, other.seed], "cell": one.cell} == packed:
-                as_cell = other.cell if other.cell != one.cell else ""
-                return replace(one, item=item, as_cell=as_cell)
-    return None
+def _digest(packed: Mapping[str, Any]) -> bytes:
+    """Of a packed run under any name."""
+    text = json.dumps({**packed, "cell": ""}, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).digest()
 
 
 def _packed(cell: str, run: Run, keeps: Collection[str], revision: str | None) -> dict[str, Any]:

@@ -325,8 +325,7 @@ def _heat(block: Heat) -> Axes:
     values = np.array([floats(row) for row in block.values], dtype=float)
     values = values.reshape(len(block.row_names), len(block.column_names))
     if values.shape[1] > MOST_CELLS:
-        edges = np.linspace(0, values.shape[1], MOST_CELLS + 1).astype(np.int64)
-        values = np.add.reduceat(values, edges[:-1], axis=1) / np.diff(edges)  # means of neighbours
+        values = neighbours(values.T)[0].T
     num_rows, num_columns = values.shape
     rows, columns = (
         shortened(names, LONGEST_NAME) for names in (block.row_names, block.column_names)
@@ -370,6 +369,13 @@ def _heat(block: Heat) -> Axes:
     if sound.size:
         _colour_bar(figure, block, low, high)
     return axes
+
+
+def neighbours(rows: Array) -> tuple[Array, Array]:
+    """The rows, or means of neighbouring ones if there are too many to be seen, and their edges."""
+    edges = np.linspace(0, len(rows), min(len(rows), MOST_CELLS) + 1).astype(np.int64)
+    widths = np.diff(edges).reshape(-1, *[1] * (rows.ndim - 1))
+    return np.add.reduceat(rows, edges[:-1]) / widths, edges - 0.5
 
 
 def _frame(axes: Axes, block: Heat | Tiles) -> None:

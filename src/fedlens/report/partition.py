@@ -22,7 +22,7 @@ from fedlens.core.federation import Holdings
 from fedlens.data import s2
 from fedlens.data.emd import emd
 from fedlens.data.partitions import PARTITIONS
-from fedlens.report.draw import GRID, INK, SOFT, print_style, write
+from fedlens.report.draw import GRID, INK, SOFT, neighbours, print_style, write
 from fedlens.report.holdings import MANY, UNLIKE, by_main_class
 from fedlens.report.texts import any_script, find_letters
 from fedlens.runs.records import round_numbers
@@ -31,7 +31,6 @@ from fedlens.storage.files import write_atomically
 Array = np.ndarray[Any, Any]
 
 FEW = 30  # up to this many clients, there is room for their names
-MOST_COLUMNS = 1000
 LIGHT, BLUE = "#a9cbe0", "#1f6592"
 SHADES = LinearSegmentedColormap.from_list("shares", ["white", LIGHT, BLUE, "#08243a"])
 COLOURS = (  # of cells
@@ -140,18 +139,11 @@ def _panels(
     return figure, panels
 
 
-def _columns(rows: Array) -> tuple[Array, Array]:
-    """The clients' rows, or means of neighbouring ones if there are too many, and their edges."""
-    edges = np.linspace(0, len(rows), min(len(rows), MOST_COLUMNS) + 1).astype(np.int64)
-    widths = np.diff(edges).reshape(-1, *[1] * (rows.ndim - 1))
-    return np.add.reduceat(rows, edges[:-1]) / widths, edges - 0.5
-
-
 def _draw_sizes(axes: Axes, sizes: Array) -> None:
     if len(sizes) <= MANY:
         axes.bar(np.arange(len(sizes)), sizes, width=0.7, color=LIGHT)
     else:
-        axes.stairs(*_columns(sizes), fill=True, color=LIGHT)
+        axes.stairs(*neighbours(sizes), fill=True, color=LIGHT)
     largest = max(int(sizes.max()), 1)
     axes.set(xlim=(-0.5, len(sizes) - 0.5), ylim=(0, 1.05 * largest), ylabel="examples")
     axes.set(xticks=[], yticks=[0, largest], yticklabels=["0", f"{largest:,}"])
@@ -202,7 +194,7 @@ def _draw_bubbles(axes: Axes, counts: Array, diameter: float) -> None:
 
 def _draw_shares(figure: Figure, axes: Axes, counts: Array) -> None:
     num_clients, num_classes = counts.shape
-    shares, _ = _columns(counts / np.maximum(counts.sum(1, keepdims=True), 1))
+    shares, _ = neighbours(counts / np.maximum(counts.sum(1, keepdims=True), 1))
     # The darkest shade is at least ten times an equal share: an even partition looks pale.
     darkest = max(float(shares.max()), min(10 / num_classes, 1))
     image = axes.imshow(
