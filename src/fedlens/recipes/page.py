@@ -183,8 +183,8 @@ def recipe(
 ) -> Recipe:
     """The recipe of an item, with its texts in notes.md and so many seeds at each scale.
 
-    It says what replaces the data sets `on` which it is, if they are not here; at the scale small
-    what is `small`; and what is `also` to be said of what is run.
+    `on` are the paper's data sets: what replaces those that are not here is said first. `small` is
+    said at the scale small, `also` at every scale.
     """
     words = [*dict.fromkeys(map(scale.instead, on)), small * (scale.name == "small"), *also]
     stand_in = " ".join(filter(None, words))

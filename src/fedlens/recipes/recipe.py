@@ -28,6 +28,7 @@ NUM_CLASSES = {
     **dict.fromkeys(("fashion-mnist", "mnist", "cifar10"), 10),
     **{"cifar100": 100, "tiny-imagenet": 200},
 }
+"""Of whole data sets: runs may have only some of the classes."""
 FROM_CELL = "cell:"  # prefix of the cell whose final model another cell starts from
 
 

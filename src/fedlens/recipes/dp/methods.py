@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from fedlens.config.experiment import Clients, Experiment, LocalTraining, Named, Privacy
 from fedlens.recipes.page import bars, curves, note, recipe
@@ -40,8 +39,8 @@ def cell(split: str, method: str, epsilon: str) -> str:
 def methods(scale: Scale) -> Recipe:
     axes = itertools.product(SPLITS, METHODS, EPSILONS)
     cells = {cell(*one): _experiment(scale, *one) for one in axes}
-    how: dict[str, Any] = {"on": ["fashion-mnist"], "seeds": (1, 2, 10), "ours": True}
-    return recipe(__name__, scale, "methods", blocks, cells=cells, **how)
+    on, seeds = ["fashion-mnist"], (1, 2, 10)
+    return recipe(__name__, scale, "methods", blocks, cells=cells, on=on, seeds=seeds, ours=True)
 
 
 def _experiment(scale: Scale, split: str, method: str, epsilon: str) -> Experiment:

@@ -102,14 +102,14 @@ def recipe(
     scale: Scale, item: str, blocks: Callable[[Results], list[Block]], seeds: int = 3, **more: Any
 ) -> Recipe:
     """The recipe of an item, with this many seeds at the paper's scale."""
-    also = []
+    small, also = sentences(__name__, "Small"), []
     if scale.name == "paper":
         weights = pretrained(scale)
         from_scratch = sentences(__name__, "Without weights")
         start = f"ResNet-18 starts from {weights}." if weights else from_scratch
         also = [sentences(__name__, "Augmentation"), start]
-    more |= {"on": ["cifar10"], "small": sentences(__name__, "Small"), "also": also}
-    return page.recipe(__name__, scale, item, blocks, seeds=(1, 1, seeds), **more)
+    more |= {"on": ["cifar10"], "seeds": (1, 1, seeds), "small": small, "also": also}
+    return page.recipe(__name__, scale, item, blocks, **more)
 
 
 def by_round(

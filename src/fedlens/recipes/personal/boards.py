@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,7 @@ OF_FEDREP = {  # classes of a client: passes of the head, then of the body
     2: (10, 1),
     5: (10, 5),
 }
+on_cifar10 = partial(recipe, __name__, on=["cifar10"])
 
 
 def pfllib_dir(scale: Scale) -> Recipe:
@@ -81,8 +83,8 @@ def pfllib_dir(scale: Scale) -> Recipe:
             shown += board(results, f"{dataset}, ", tuple(METHODS), theirs)
         return [*shown, note(__name__, "PFLlib's settings and ours")]
 
-    how: dict[str, Any] = {"on": [*ROUNDS], "small": sentences(__name__, "Small")}
-    return recipe(__name__, scale, "pfllib-dir", blocks, cells=cells, **how)
+    small = sentences(__name__, "Small")
+    return recipe(__name__, scale, "pfllib-dir", blocks, cells=cells, on=[*ROUNDS], small=small)
 
 
 def fedrep(scale: Scale) -> Recipe:
@@ -119,8 +121,8 @@ def fedrep(scale: Scale) -> Recipe:
         each = (board(results, f"{many} classes, ", names, {}) for many in OF_FEDREP)
         return [*(block for one in each for block in one), note(__name__, "FedRep's settings")]
 
-    how: dict[str, Any] = {"on": ["cifar10"], "small": "40 of 100 rounds, one seed of five."}
-    return recipe(__name__, scale, "fedrep", blocks, cells=cells, seeds=(1, 1, 5), **how)
+    small = "40 of 100 rounds, one seed of five."
+    return on_cifar10(scale, "fedrep", blocks, cells=cells, seeds=(1, 1, 5), small=small)
 
 
 def moon(scale: Scale) -> Recipe:
@@ -166,8 +168,8 @@ def moon(scale: Scale) -> Recipe:
         by_round = curves(results, title="Test accuracy by round")
         return [by_round, table, note(__name__, "MOON's settings")]
 
-    how: dict[str, Any] = {"on": ["cifar10"], "small": "10 of 100 rounds, one seed of three."}
-    return recipe(__name__, scale, "moon", blocks, cells=cells, **how)
+    small = "10 of 100 rounds, one seed of three."
+    return on_cifar10(scale, "moon", blocks, cells=cells, small=small)
 
 
 def by_client(run: Run) -> NDArray[Any]:  # [K]; NaN where nothing is tested

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from typing import Any
 
 import numpy as np
 
@@ -44,8 +43,8 @@ def cell(at: At, name: str) -> str:
 def map(scale: Scale) -> Recipe:
     grid = [*itertools.product(alphas(scale), sizes(scale))]
     cells = {cell(at, name): _experiment(scale, at, name) for at in grid for name in TRAINED}
-    how: dict[str, Any] = {"on": ["cifar10"], "seeds": (1, 2, 10), "ours": True}
-    return recipe(__name__, scale, "map", blocks, cells=cells, **how)
+    on, seeds = ["cifar10"], (1, 2, 10)
+    return recipe(__name__, scale, "map", blocks, cells=cells, on=on, seeds=seeds, ours=True)
 
 
 def _experiment(scale: Scale, at: At, name: str) -> Experiment:
