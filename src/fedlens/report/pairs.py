@@ -310,13 +310,13 @@ def _into_tasks(
     return found
 
 
-def estimate(values: Sequence[float]) -> Estimate:
+def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
     """Estimate the mean of `values`, assuming draws from a normal distribution."""
     n, mean = len(values), fmean(values)
     if n == 1:
         return Estimate(1, mean, None)
     std = stdev(values)
-    half = quantile(CONFIDENCE, n - 1) * std / math.sqrt(n)
+    half = quantile(confidence, n - 1) * std / math.sqrt(n)
     p = p_value(mean / (std / math.sqrt(n)), n - 1) if std else None
     return Estimate(n, mean, std, mean - half, mean + half, p)
 
