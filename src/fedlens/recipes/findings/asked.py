@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
-from fedlens.config.experiment import Experiment, Named
+from fedlens.config.experiment import Clients, Experiment, Named
 from fedlens.recipes.fedns.setting import table1
 from fedlens.recipes.findings.compared import Sum, ahead, compared, pictured
 from fedlens.recipes.findings.items import finding
@@ -169,14 +169,13 @@ ALPHA, USERS = 0.0145, 200  # a mean EMD of 1.85
 def importance(scale: Scale) -> Recipe:
     """Does FedIR gain where clients are as unalike as the paper's users?"""
     count, goals = scale.pick((20, (10,)), (50, (10,)), (USERS, (10, 100)))
-    users = Population(
-        "iNaturalist-User-120k",
-        "unalike CIFAR-100",
+    plain = Experiment(
         Named(scale.dataset("cifar100")),
         scale.pick(Named("linear"), Named("simple-cnn"), Named("hsu-cnn")),
-        imbalanced(ALPHA if scale.name == "paper" else 0.3),
-        count,
+        rounds=1,
+        clients=Clients(count=count, partition=imbalanced(ALPHA if scale.name == "paper" else 0.3)),
     )
+    users = Population("iNaturalist-User-120k", "unalike CIFAR-100", plain)
     cells, sums = dict[str, Experiment](), dict[str, Sum]()
     for base, goal in itertools.product(("FedAvg", "FedAvgM"), goals):
         form = f"{base}, K {goal}"
