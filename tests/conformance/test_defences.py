@@ -1,6 +1,7 @@
 """Defences against what clients send: what each promises, and the numbers of byzfl."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ from fedlens.algorithms.fltrust import WithRoot
 from fedlens.algorithms.sign_guard import largest_cluster, sign_shares
 from fedlens.algorithms.trust import largest, products_about_mean, squared_distances
 from fedlens.core import keys
-from tests.conformance.quadratics import DOUBLE, close, plain, some
+from tests.conformance.quadratics import DOUBLE, close, path, plain, some
 from tests.conformance.test_robust import combine, some_updates
 
 BYZFL = json.loads(Path(__file__).with_name("byzfl.json").read_text())
@@ -277,6 +278,17 @@ def test_defences_exclude_secure_sums_and_say_why(name):
     algorithm = compose(plain(AMONG), *(made if isinstance(made, tuple) else (made,)))
     with pytest.raises(ValueError, match="one by one"):
         with_secure_sums(algorithm, clip=1.0, bits=32, cohort=AMONG, threshold=1.0)
+
+
+def test_momentum_that_clients_send_is_kept_from_round_to_round():
+    """With a step a round a client sends -lr m, m = 0.9 m + g: as published tables have it."""
+    problem, lr, beta = some(5, equal=True), 0.05, 0.9
+    x, m = problem.start, torch.zeros_like(problem.c)
+    algorithm = compose(replace(plain(5, lr, momentum=beta), reset=False), median())
+    for found in path(algorithm, problem, 6):
+        m = beta * m + problem.slopes(x)
+        x = x - lr * m.median(0).values
+        close(found, x, 1e-10)
 
 
 @pytest.mark.parametrize("made", [mda, caf, dnc])
