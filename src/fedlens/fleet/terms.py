@@ -257,7 +257,8 @@ class Terms:
         if "label_counts" in algorithm.discloses:
             leaves.append("how many examples it holds of each class")
         measured = "" if algorithm.covered else ", with the training loss"
-        leaves.append(f"up to {self.most_updates} updates of the model{measured}")
+        hidden = ", each with masks, so that only sums can be read" * (self.sums is not None)
+        leaves.append(f"up to {self.most_updates} updates of the model{measured}{hidden}")
         if self.holds_out:
             leaves.append(
                 f"how many of its held-out examples each of up to {self.most_tested} models "
