@@ -11,6 +11,7 @@ import fedlens as fl
 from fedlens.algorithm.private import ClipAndNoise
 from fedlens.algorithm.slots import Encoded
 from fedlens.audit.canaries import Measured, measure
+from fedlens.config.sections import Aggregation
 from fedlens.privacy.accountant import epsilon
 from fedlens.privacy.events import Release
 from fedlens.privacy.factorisation import banded
@@ -89,6 +90,11 @@ def test_what_cannot_be_measured_is_refused():
     without = replace(plain, experiment=replace(plain.experiment, privacy=None))
     with pytest.raises(ValueError, match="claims no privacy"):
         measure(without)
+    secure = replace(
+        setup_of(epsilon=None, noise=1.0).experiment, aggregation=Aggregation(secure="simulated")
+    )
+    with pytest.raises(ValueError, match="secure"):
+        measure(build(secure))
     with pytest.raises(ValueError, match="noise_cohort"):
         measure(setup_of(noise_cohort=60000, sampling="poisson"))
 

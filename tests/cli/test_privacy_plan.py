@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import fedlens as fl
 from fedlens.privacy.accountant import epsilon
 from fedlens.privacy.events import Release
 from tests.command_line import EXPERIMENT  # 30 clients, 3 in a round, 2 rounds
@@ -160,6 +161,19 @@ def test_a_plan_for_examples_reads_who_holds_how_many(plan, private, fedlens):
     assert any(
         line.startswith("10 times    ") and "10 times the examples" in line for line in lines
     )
+
+
+def test_a_plan_with_noise_of_the_clients_says_what_its_run_says(plan, tmp_path):
+    file = tmp_path / "secure.toml"
+    file.write_text(
+        'dataset = "fashion-mnist-mini"\nmodel = "linear"\nrounds = 2\nengine = "sequential"\n'
+        '[clients]\ncount = 6\n[aggregation]\nsecure = "simulated"\n'
+        "[privacy]\nnoise = 1.0\ndelta = 1e-3\n"
+    )
+    told = plan(file)
+    run = fl.run(fl.Experiment.read(file), tmp_path / "run").summary["privacy"]
+    assert told["epsilon"] == pytest.approx(run["epsilon"])
+    assert told["noise"] == run["noise"] == 1.0
 
 
 def test_a_page_shows_epsilon_over_rounds_also_for_ten_times_as_many(plan, private, tmp_path):

@@ -133,8 +133,10 @@ def _of_clients(setup: Setup, watch: Watch | None) -> Measured:
     """With canaries in place of the first clients."""
     experiment, algorithm = setup.experiment, setup.program.algorithm
     protection = protection_in(setup)
-    if protection is None or experiment.privacy is None:
+    if experiment.privacy is None:
         raise ValueError("it claims no privacy: give it [privacy]")
+    if protection is None:
+        raise ValueError("canaries measure the server's noise: leave aggregation.secure out")
     if protection.noise_cohort != protection.cohort:
         raise ValueError("its noise is for a larger federation: leave privacy.noise_cohort out")
     count = min(setup.federation.num_clients // 2, MOST)

@@ -75,6 +75,7 @@ def plan_command(
             raise ValueError(
                 f"{experiment}: its data say how many clients there are: add clients.count="
             )
+    counted: Protection | None = None
     rule, private = "", described is not None and described.privacy is not None
     if described is not None and described.privacy is not None:
         if given := [name for name, value in asked.items() if value is not None]:
@@ -86,6 +87,12 @@ def plan_command(
             _show(_of_examples(described, data), out, as_json)
             return
         protection, delta = protection_of(described), described.privacy.delta
+        if described.aggregation is not None and described.aggregation.secure:
+            from fedlens.setup.algorithm import make_algorithm
+
+            # Clients add discrete noise, which costs more than Gaussian noise of its size.
+            (release,) = make_algorithm(described).releases(0)
+            counted = replace(protection, noise=release.noise)
     else:
         if (noise is None) == (epsilon is None):
             raise ValueError("give one of --noise and --epsilon: the other one follows from it")
@@ -108,7 +115,7 @@ def plan_command(
         protection = _planned(sampling or "poisson", total, cohort, length, noise or 0.0)
         if epsilon is not None:
             protection = protection.calibrated(epsilon, delta)
-    _show(_of_clients(protection, delta, rule, private), out, as_json)
+    _show(_of_clients(protection, counted or protection, delta, rule, private), out, as_json)
 
 
 @privacy_app.command("ledger")
@@ -275,14 +282,15 @@ class Plan:
     last: str = ""
 
 
-def _of_clients(protection: Protection, delta: float, rule: str, private: bool) -> Plan:
+def _of_clients(
+    protection: Protection, counted: Protection, delta: float, rule: str, private: bool
+) -> Plan:
+    """A plan for clients; `counted` has the noise that ε is counted by."""
     from fedlens.privacy import accountant
 
     length, total, cohort = protection.rounds, protection.population, protection.noise_cohort
     # If nobody is drawn, more clients hide nobody better.
-    more = (
-        protection if protection.sampling == "all" else replace(protection, population=10 * total)
-    )
+    more = counted if protection.sampling == "all" else replace(counted, population=10 * total)
     drawn = {
         "poisson": f"each client with probability {cohort / total:.4g} ({cohort:,} expected)",
         "fixed": f"exactly {cohort:,} clients, drawn anew in every round",
@@ -292,7 +300,7 @@ def _of_clients(protection: Protection, delta: float, rule: str, private: bool) 
     (*_, last) = protection.released(length)
     return Plan(
         told={
-            "epsilon": accountant.epsilon(protection.released(length), delta),
+            "epsilon": accountant.epsilon(counted.released(length), delta),
             "delta": delta,
             "noise": protection.noise,
             "unit": "client",
@@ -310,7 +318,7 @@ def _of_clients(protection: Protection, delta: float, rule: str, private: bool) 
             "neighbours": f"two federations, hard to tell apart: {NEIGHBOURS[protection.sampling]}",
             "covers": "one sum of clipped updates a round, in equal shares, and nothing else",
         },
-        cost=lambda rounds: accountant.epsilon(protection.released(rounds), delta),
+        cost=lambda rounds: accountant.epsilon(counted.released(rounds), delta),
         with_ten=lambda rounds: accountant.epsilon(more.released(rounds), delta),
         ten=f"{10 * total:,} clients, as many in a round, and the same delta",
         last="" if private else PLANNED,

@@ -622,7 +622,8 @@ class ClientProgram:
         combined = not elsewhere and (algorithm.sums_parts or whole)
         sums = {n: {k: t.sum(0) for k, t in tree.items()} for n, tree in upload.extra.items()}
         if combined and isinstance(secure := algorithm.combine, SecureSum):
-            measured = {n: t for n, t in scalars.items() if n != NORM}
+            private = algorithm.covered  # then nothing is sent that has no noise, and no loss
+            measured = {} if private else {n: t for n, t in scalars.items() if n != NORM}
             scalars[PEAK] = secure.peak([sent, *upload.extra.values(), measured, channel_scalars])
             alike = torch.full_like(shares, 1 / inputs.cohort_sizes[number])
             sums = {n: secure.whole(tree, alike) for n, tree in upload.extra.items()}
