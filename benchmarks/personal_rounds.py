@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
-from fedlens.engines.processes import num_cores
 from fedlens.evaluation.evaluate import correct_answers
 from fedlens.rounds import begin, run_round
 from fedlens.runs.bench import time_of
@@ -35,6 +34,7 @@ from fedlens.runs.loop import torch_settings
 from fedlens.runs.manifest import machine
 from fedlens.setup import Setup, build
 from fedlens.setup.network import untrained
+from fedlens.storage.cores import num_cores
 
 LR, BATCH, LAMBDA, HEAD = 0.005, 10, 0.1, "fc2."
 METHODS: dict[str, dict[str, Any]] = {  # and their options

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from fedlens.algorithms import (
     bulyan,
     caf,
     centred_clipping,
+    columns,
     dnc,
     fedns,
     fltrust,
@@ -28,6 +30,7 @@ from fedlens.algorithms import (
     trimmed_mean,
 )
 from fedlens.algorithms.fltrust import WithRoot
+from fedlens.algorithms.median import middle
 from fedlens.algorithms.sign_guard import largest_cluster, sign_shares
 from fedlens.algorithms.trust import largest, products_about_mean, squared_distances
 from fedlens.core import keys
@@ -152,6 +155,18 @@ def test_distances_are_exact_though_updates_are_long_and_near_each_other():
     rows = [0, 1, 2, 4, 5, 6, 7]
     expected = (near[rows][:, None] - near[rows][None]).square().sum(2)
     close(found[rows][:, rows], expected, 1e-6 * float(expected.max()))
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+def test_many_columns_are_looked_at_on_all_cores_and_give_the_same_on_one(cores, monkeypatch):
+    rows = torch.randn(60, 80_001, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    monkeypatch.setattr(columns, "num_cores", lambda: 2)
+    before = [middle(rows), squared_distances({"w": rows})]
+    close(before[0], torch.from_numpy(np.median(rows.numpy(), 0)), 0)
+    close(before[1][:3], torch.cdist(rows[:3], rows).square(), 1e-9)
+    monkeypatch.setattr(columns, "num_cores", lambda: cores)
+    after = [middle(rows), squared_distances({"w": rows})]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
 def test_products_about_a_mean_and_their_largest_direction_are_those_of_the_vectors():

@@ -14,12 +14,9 @@ from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
 from fedlens.algorithm.slots import Combine
+from fedlens.algorithms.columns import by_span
 from fedlens.core import Cohort, Tree
 from fedlens.network.layout import Layout
-
-COLUMNS = {"cpu": 4104, "cuda": 2**20}
-"""Coordinates that are looked at together: they stay in a CPU's cache, and no copy of all is made.
-No power of two: rows would lie at the same places of the cache."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +44,7 @@ def central(ordered: Tensor) -> Tensor:  # [C, W] to [W]
 def of_ordered(update: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:  # [C, ...]
     """What `function` makes of the values of each coordinate in rising order, [C, W] to [W]."""
     rows = update.reshape(len(update), -1)
-    width = max(COLUMNS.get(rows.device.type, rows.shape[1]), 1)
-    made = [function(_ordered(some)) for some in torch.split(rows, width, 1)]
+    made = by_span(rows, lambda some: torch.cat([function(_ordered(rows[:, p])) for p in some]))
     return torch.cat(made).view(update.shape[1:])
 
 

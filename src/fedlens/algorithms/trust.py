@@ -6,6 +6,7 @@ parameters lie near the others' could send any statistics. So of these the coord
 over all clients is taken.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
 import torch
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from fedlens.algorithm import Algorithm
 from fedlens.algorithm.slots import Combine, Received
-from fedlens.algorithms.median import COLUMNS, middle
+from fedlens.algorithms.columns import by_span
+from fedlens.algorithms.median import middle
 from fedlens.config.names import TRUST
 from fedlens.core import Cohort, Memory, Tree
 from fedlens.network.layout import Layout
@@ -68,15 +70,16 @@ def squared_distances(params: Tree) -> Tensor:  # [C, C]
 
 
 def products_about(rows: Tensor, origin: Tensor) -> Tensor:  # [C, D], [1, D] to [C, C]
-    """<u_i - o, u_j - o>, some columns at once."""
-    products = rows.new_zeros(len(rows), len(rows))
-    width = COLUMNS.get(rows.device.type, rows.shape[1])
-    for some, start in zip(
-        torch.split(rows, max(width, 1), 1), torch.split(origin, max(width, 1), 1), strict=True
-    ):
-        away = some - start
-        products.addmm_(away, away.T)
-    return products
+    """<u_i - o, u_j - o>."""
+
+    def some(pieces: Sequence[slice]) -> Tensor:
+        products = rows.new_zeros(len(rows), len(rows))
+        for piece in pieces:
+            away = rows[:, piece] - origin[:, piece]
+            products.addmm_(away, away.T)
+        return products
+
+    return torch.stack(by_span(rows, some)).sum(0)
 
 
 def lengths_of(params: Tree) -> Tensor:  # [C]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from fedlens.data.arrays import Column, Pixels, examples, held_out, mean_and_std
 from fedlens.data.class_names import one_class_twice
 from fedlens.data.places import Counted
 from fedlens.storage import free_memory
+from fedlens.storage.cores import num_cores
 from fedlens.storage.reading import reason
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def decode(
         return None
 
     broken = []
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(num_cores()) as pool:
         for done, error in enumerate(pool.map(fill, range(len(paths))), 1):
             if error is not None:
                 broken.append(error)

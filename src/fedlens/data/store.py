@@ -28,6 +28,7 @@ from fedlens.data.curation import Listing
 from fedlens.data.pictures import ENDINGS, read
 from fedlens.data.places import Source, not_here, roots
 from fedlens.storage import free_memory
+from fedlens.storage.cores import num_cores
 from fedlens.storage.files import remove_leftovers, replacing, write_atomically
 from fedlens.storage.locks import one_writer
 from fedlens.storage.reading import Fields, demand_fields, digest_of, reading
@@ -234,7 +235,7 @@ def _decode_all(
     before = num - len(todo)
     if progress:
         progress(before, num, "decoding")
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(num_cores()) as pool:
         for start in range(0, len(todo), CHUNK):
             part = todo[start : start + CHUNK]
             filled = list(pool.map(fill, part.tolist()))

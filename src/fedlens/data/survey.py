@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from fedlens.data.layouts import (
 )
 from fedlens.data.pictures import MEGAPIXELS, Part, glance
 from fedlens.data.places import Counted
+from fedlens.storage.cores import num_cores
 
 SIDES = (28, 32, 64, 96, 128, 224)  # sizes that images are resized to, in pixels
 
@@ -152,7 +152,7 @@ def survey(
             return str(error)
         return Seen(*one, size, gray, hashlib.sha256(file.read_bytes()).hexdigest())
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(num_cores()) as pool:
         found_so_far = []
         for one in pool.map(examined, laid.placed):
             found_so_far.append(one)

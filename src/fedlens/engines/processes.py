@@ -35,16 +35,13 @@ from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.engine import Engine
 from fedlens.rounds.work import Shared, Work
+from fedlens.storage.cores import num_cores
 from fedlens.storage.process_state import is_stopped
 
 BUFFERED = 2**15  # bytes that a pipe buffers if the worker reads nothing
 LOOK_SECONDS = 1.0  # between two checks of workers that do not answer
 
 logger = logging.getLogger(__name__)
-
-
-def num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def processes(

@@ -23,10 +23,10 @@ import torch
 from fedlens.config.experiment import Experiment, Named
 from fedlens.config.names import own_names
 from fedlens.config.schedules import looked_at, value_at
-from fedlens.engines.processes import num_cores
 from fedlens.runs.records import settings
 from fedlens.setup import Setup
 from fedlens.setup.network import normalisation
+from fedlens.storage.cores import num_cores
 from fedlens.storage.reading import Fields, demand_fields, expanded
 from fedlens.storage.run_files import (
     EXPERIMENT,

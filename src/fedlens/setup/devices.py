@@ -18,11 +18,11 @@ from fedlens.config.options import call
 from fedlens.core.federation import Dataset, Examples, Split
 from fedlens.engines import Engine, cluster
 from fedlens.engines.gpus import all_have_bf16, gpu_names, has_bf16
-from fedlens.engines.processes import num_cores
 from fedlens.engines.ray import OnDisk
 from fedlens.network.network import Network
 from fedlens.setup.tryouts import stacking_fails
 from fedlens.storage import free_memory
+from fedlens.storage.cores import num_cores
 
 PRECISIONS = {
     "fp32": (torch.float32, torch.float32),
