@@ -4,7 +4,7 @@
     python benchmarks/defences.py memory [--json FILE]
 
 byzfl     25 clients of 1.2 million numbers: each defence and byzfl's, in turns in one process (the
-          median of `--repeats`); byzfl gets NumPy arrays and tensors, and the faster of both counts.
+          median of `--repeats`); byzfl gets NumPy arrays and tensors, and the faster counts.
           Beside seconds of the clock stand those that all threads computed: on a machine that does
           other work, too, only these tell
 memory    100 clients of 11 million numbers: each defence by the time in which a sum reads all
