@@ -77,7 +77,7 @@ def test_every_example_that_a_page_names_is_there(page):
 def test_containers_run_the_command_that_the_image_has():
     yaml = pytest.importorskip("yaml")
     assert ENTRYPOINT in (ROOT / "Dockerfile").read_text()
-    page = ROOT / "docs" / "fleet.md"
+    page = ROOT / "docs" / "fleet-service.md"
     (compose,) = (block.text for block in blocks(page) if block.language == "yaml")
     for service in yaml.safe_load(compose)["services"].values():
         assert service["image"] == "fedlens"

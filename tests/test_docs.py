@@ -41,10 +41,12 @@ from tests.command_line import forget_modules_of
 
 ROOT = Path(__file__).parents[1]
 README, EXPERIMENTS = ROOT / "README.md", ROOT / "docs" / "experiments.md"
+TRAINING, MEASURES, RUNS = (ROOT / "docs" / f"{n}.md" for n in ("training", "measures", "runs"))
 REFERENCE = ROOT / "docs" / "reference.md"
 FAULTS = ROOT / "docs" / "faults.md"
 SCHEDULES_PAGE = ROOT / "docs" / "schedules.md"
-DATA, ARCHITECTURE = ROOT / "docs" / "data.md", ROOT / "docs" / "architecture.md"
+DATA, PARTITIONS_PAGE = ROOT / "docs" / "data.md", ROOT / "docs" / "partitions.md"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
 RECORDS = (
     *((FAULTS, Faults), (FAULTS, Reporting), (SCHEDULES_PAGE, Stop)),
@@ -202,7 +204,7 @@ CHECKS = {
 
 def test_every_page_is_in_the_contents_of_the_site():
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    listed = {line for line in index.splitlines() if re.fullmatch(r"[a-z]+", line)}
+    listed = {line for line in index.splitlines() if re.fullmatch(r"[a-z-]+", line)}
     assert listed == {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
     marks = re.findall(r"^:[a-z]+-[a-z]+: (['\"])(.+)\1$", index, re.MULTILINE)
     assert len(marks) == 4 and all(text in README.read_text("utf-8") for _, text in marks)
@@ -319,12 +321,12 @@ def options_in_code(registry):
 
 def test_the_options_documented_are_the_options_there_are():
     assert documented_options(REFERENCE, "algorithm", 3) == options_in_code(ALGORITHMS)
-    assert documented_options(DATA, "partition", 1) == options_in_code(PARTITIONS)
+    assert documented_options(PARTITIONS_PAGE, "partition", 1) == options_in_code(PARTITIONS)
     assert documented_options(FAULTS, "devices", 1) == options_in_code(DEVICES)
-    assert documented_options(EXPERIMENTS, "optimizer", 1) == options_in_code(OPTIMIZERS)
+    assert documented_options(TRAINING, "optimizer", 1) == options_in_code(OPTIMIZERS)
     assert documented_options(SCHEDULES_PAGE, "anneal", 1) == options_in_code(ANNEALS)
-    assert documented_options(EXPERIMENTS, "loss", 1) == options_in_code(LOSSES)
-    assert documented_options(EXPERIMENTS, "metric", 1) == options_in_code(METRICS)
+    assert documented_options(TRAINING, "loss", 1) == options_in_code(LOSSES)
+    assert documented_options(MEASURES, "metric", 1) == options_in_code(METRICS)
     models = {name: options for name, options in options_in_code(MODELS).items() if options}
     assert documented_options(EXPERIMENTS, "model", 1) == models
     published = list(PUBLISHED)
@@ -378,7 +380,7 @@ def test_the_run_folder_holds_what_is_documented(tmp_path, quick_pages):
     folder = tmp_path / "run"
     fl.run(described, folder)
     report([folder])
-    words = in_backticks(prose(EXPERIMENTS))
+    words = in_backticks(prose(RUNS) + prose(MEASURES))
     for file in folder.iterdir():
         assert file.name in words or f"{file.name}/" in words
     for name in (

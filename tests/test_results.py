@@ -212,7 +212,7 @@ def test_the_line_of_fedavgm_in_figure_4_has_points_only_of_runs_with_momentum()
 @pytest.mark.parametrize("name", [name for name in INDEX if name.startswith("findings/")])
 def test_what_findings_compare_stands_on_their_page_with_corrected_intervals_and_n(name):
     """All tables of a finding that have intervals, row by row."""
-    said = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+    said = "".join(page.read_text(encoding="utf-8") for page in ROOT.glob("docs/findings*.md"))
     recipe, results = restored(name)
     rows = [
         [str(cell) for cell in row]

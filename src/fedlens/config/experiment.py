@@ -107,8 +107,8 @@ class Experiment:
     """the same bytes from every run on a GPU, at some cost in speed. On a CPU they are the same
     anyway"""
     loss: Annotated[Given[Name, Named], LOSSES] = default(Named("cross_entropy"))
-    """what a client minimises for an example: see [Local training](#local-training). `test_loss` is
-    of the same loss"""
+    """what a client minimises for an example: see [Local training](training.md#local-training).
+    `test_loss` is of the same loss"""
     normalise: OrTable[Literal["dataset", "imagenet", "none"] | Constants] = default("dataset")
     """what images are normalised by, channel by channel. `dataset`: the mean and deviation of the
     data set. `imagenet`: those that `weights = "imagenet"` were trained with, or torchvision's.
@@ -127,7 +127,8 @@ class Experiment:
     `frozen`: they stay as they are at the start, and BatchNorm normalises by the statistics it
     has"""
     weights: str | None = None
-    """the file, or the run, that the model starts from, or `imagenet`: see [Weights](#weights)"""
+    """the file, or the run, that the model starts from, or `imagenet`: see
+    [Weights](training.md#weights)"""
     weights_sha256: str | None = None
     """the checksum that this file must have"""
     train_last: Count | None = None

@@ -71,7 +71,7 @@ def _without_marks(text: str) -> str:
     """The words of a field without Markdown: links name a page of the docs."""
 
     def page(link: re.Match[str]) -> str:
-        name, target = link[1], link[2].partition("#")[0] or "experiments.md"
+        name, target = link[1], link[2].partition("#")[0]
         return f"docs/{name}" if name.endswith(".md") else f"{name} (docs/{target})"
 
     return re.sub(r"\[([^]]*)\]\(([^)]*)\)", page, text).replace("`", "")

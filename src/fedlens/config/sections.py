@@ -67,7 +67,7 @@ class Clients:
     """how many take part in a round: `10` means ten, `0.1` a tenth of them (`1` means one, `1.0`
     all)"""
     partition: Annotated[Given[Name, Named], PARTITIONS] = default(Named("auto"))
-    """who holds which examples: see [data.md](data.md#partitions). `auto`: the data set's own
+    """who holds which examples: see [partitions.md](partitions.md). `auto`: the data set's own
     clients if it has any (`femnist`, `omniglot`, the large sets, a `csv` with a column `client`, a
     `folder` of sites), else `iid`"""
     seed: WholeNumber | None = None
@@ -162,7 +162,7 @@ class LocalTraining:
     """which parameters decay. `all`; or `weights`: only those of two axes and more, so that biases
     and normalisation layers do not"""
     optimizer: Annotated[Given[Name, Named], OPTIMIZERS] = default(Named("sgd"))
-    """how a client steps: see [Local training](#local-training)"""
+    """how a client steps: see [Local training](training.md#local-training)"""
     clip: Annotated[ScheduledOrNone, Bounds(above=0)] = default(None)
     """scale a client's gradient down to this norm, if it is longer, as
     `torch.nn.utils.clip_grad_norm_` does (the algorithm `clip` shortens whole updates)"""
@@ -226,10 +226,10 @@ class Evaluate:
     have no [validation images](data.md#your-own-images) of their own"""
     twin: bool = False
     """also train the run's centralised twin, and say how near the run came to it: see [The
-    twin](#the-twin)"""
+    twin](measures.md#the-twin)"""
     local_only: bool = False
     """also train each client alone, and say who gains by federating: see [Clients by
-    themselves](#clients-by-themselves)"""
+    themselves](measures.md#clients-by-themselves)"""
     fine_tune: Annotated[int, Bounds(least=0, most=10_000)] = 0
     """this many passes of each client over its own examples from the final model, tested before and
     after; 10000 are the most"""
@@ -240,7 +240,7 @@ class Evaluate:
     """how often examples, and clients, are resampled for 95% intervals of the final measures: 1000
     is customary, 100000 the most"""
     metrics: Annotated[Given[Name | Sequence[Name], tuple[Named, ...]], METRICS] = default(())
-    """what else to measure, by name or of your own: see [Metrics](#metrics)"""
+    """what else to measure, by name or of your own: see [Metrics](measures.md#metrics)"""
     best: bool = False
     """keep the model that was best on validation beside the last: see
     [schedules.md](schedules.md#the-best-model)"""
@@ -360,10 +360,11 @@ class Privacy:
     """the longest update (or gradient of an example) that counts in full: longer ones are shortened
     to it. A number, or `adaptive`"""
     mechanism: Annotated[Given[Name, Named], MECHANISMS] = default(Named("gaussian"))
-    """how the noise of the rounds goes together: see [Mechanisms](#mechanisms)"""
+    """how the noise of the rounds goes together: see [Mechanisms](privacy.md#mechanisms)"""
     sampling: Literal["poisson", "fixed", "all", "cyclic"] | None = None
-    """who takes part, and is counted on: see [below](#what-ε-and-δ-mean). Without it, what the
-    mechanism needs: `poisson`, or `cyclic` for noise that is correlated over rounds"""
+    """who takes part, and is counted on: see [privacy.md](privacy.md#what-ε-and-δ-mean). Without
+    it, what the mechanism needs: `poisson`, or `cyclic` for noise that is correlated over
+    rounds"""
     noise_cohort: Count | None = None
     """the noise, and ε, are for this many clients in a round, while `clients.per_round` are
     simulated"""
@@ -378,7 +379,7 @@ class Privacy:
     examples in algorithms that need them (`fedns`, `lastfc`)"""
     ledger: str | None = None
     """the file that keeps what was spent on the data, over all experiments that name it: see [The
-    ledger](#the-ledger)"""
+    ledger](privacy.md#the-ledger)"""
 
     def __post_init__(self) -> None:
         check_fields(self, "privacy.")

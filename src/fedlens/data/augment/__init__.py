@@ -25,7 +25,7 @@ class Augment:
 
     crop: WholeNumber = 0
     """pad training images by this many pixels on each side, and crop at random: see
-    [Augmentation](#augmentation)"""
+    [Augmentation](training.md#augmentation)"""
     flip: bool = False
     """mirror training images at random"""
     resized: Chance = 0.0
