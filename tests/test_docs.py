@@ -187,17 +187,10 @@ def check_command(words):
         fl.Experiment.read(given["experiment"], given["overrides"] or [])
 
 
-def check_yaml(text, _namespace):
-    """A file for Docker compose, of our image: its entrypoint is `fedlens`."""
-    for service in importlib.import_module("yaml").safe_load(text)["services"].values():
-        check_command(shlex.split(service["command"]))
-
-
 CHECKS = {
     "python": check_python,
     "toml": check_toml,
     "sh": check_sh,
-    "yaml": check_yaml,
     "": lambda *_: None,
 }
 
