@@ -16,6 +16,7 @@ install: .venv/installed
 # The documentation as a site, offline: docs/_build/index.html.
 docs: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python tools/gallery.py docs/_gallery
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build
 	FEDLENS_SITE=docs/_build $(BIN)/pytest -q tests/test_site.py
 

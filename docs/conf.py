@@ -1,12 +1,18 @@
 """How the documentation becomes a site: `make docs`, offline."""
 
+import sys
 from pathlib import Path
 
 from docutils import nodes
+from docutils.parsers.rst import Directive
 from sphinx import addnodes
 from sphinx.application import Sphinx
 
 from fedlens.version import __version__
+
+DOCS = Path(__file__).parent
+GALLERY = DOCS / "_gallery"  # tools/gallery.py writes it
+sys.path.append(str(DOCS.parent / "tools"))
 
 project = "Fedlens"
 copyright = "the Fedlens authors"
@@ -18,16 +24,20 @@ html_theme_options = {"footer_icons": []}
 html_show_search_summary = (
     False  # it fetches pages, which browsers refuse where the site is opened from files
 )
-exclude_patterns = ["_build"]
+html_extra_path = ["_gallery"] if GALLERY.exists() else []
+exclude_patterns = ["_build", "_gallery"]
 myst_heading_anchors = 4
 suppress_warnings = ["misc.highlighting_failure"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_preserve_defaults = True
+default_role = "code"  # docstrings have code in single backticks
 
 
 def setup(app: Sphinx) -> None:
     app.connect("doctree-read", bring_along, priority=400)  # before Sphinx lists what it copies
+    app.add_directive("fedlens-commands", Commands)
+    app.add_directive("fedlens-gallery", Gallery)
 
 
 def bring_along(app: Sphinx, tree: nodes.document) -> None:
@@ -49,3 +59,55 @@ def bring_along(app: Sphinx, tree: nodes.document) -> None:
             link.replace_self(copied)
         elif found:
             link.replace_self(link.children)
+
+
+class Commands(Directive):
+    """Every command, with its own help."""
+
+    def run(self) -> list[nodes.Node]:
+        import typer
+
+        from fedlens.cli.main import app_of
+
+        command = typer.main.get_command(app_of())
+        return self.sections(
+            command, command.make_context("fedlens", ["--version"], resilient_parsing=True)
+        )
+
+    def sections(self, group, context) -> list[nodes.Node]:
+        found = []
+        for name, command in group.commands.items():
+            own = type(context)(command, parent=context, info_name=name, terminal_width=90)
+            title = own.command_path
+            section = nodes.section(ids=[nodes.make_id(title)], names=[title])
+            text = command.get_help(own)
+            section += [nodes.title(text=title), nodes.literal_block(text, text, language="text")]
+            section += self.sections(command, own) if hasattr(command, "commands") else []
+            found.append(section)
+        return found
+
+
+class Gallery(Directive):
+    """The pages that tools/gallery.py made: a figure of each, and the command that wrote it."""
+
+    def run(self) -> list[nodes.Node]:
+        from gallery import PAGES
+
+        found = []
+        for name, (title, command) in PAGES.items():
+            made = (GALLERY / "gallery" / f"{name}.html").exists()
+            section = nodes.section(ids=[name], names=[title])
+            link = nodes.reference("", "The page", refuri=f"gallery/{name}.html")
+            said = nodes.paragraph("", "", link if made else nodes.Text("`make docs` draws it"))
+            command = f"fedlens {command}"
+            section += [
+                nodes.title(text=title),
+                nodes.literal_block(command, command, language="sh"),
+            ]
+            section += (
+                [nodes.image(uri=f"_gallery/gallery/{name}.png", width="460px", alt=title)]
+                if made
+                else []
+            )
+            found.append(section.__iadd__(said))
+        return found

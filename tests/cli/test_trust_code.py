@@ -58,13 +58,13 @@ READ_BY = {"report": ["RUN"], "reproduce": ["ghaemi/fedavg", "--from", "RUN"], "
 """Those that need none of it."""
 
 OTHERS = [
-    *("watch", "new", "import", "list", "explain", "schema", "bench"),
+    *("watch", "open", "new", "import", "list", "explain", "schema", "bench"),
     *("data list", "data get", "data prepare", "data check"),
     *("fleet keys", "fleet join", "fleet approve", "fleet clean", "fleet log", "fleet status"),
     *("fleet invite", "fleet withdraw"),
     *("privacy plan", "privacy ledger"),
 ]
-"""Those that open no run folder; and `watch`, which reads it as `report` does, and never ends."""
+"""Those that open no run folder; and `watch` and `open`, which read it as `report` does."""
 
 
 @pytest.fixture(scope="module")

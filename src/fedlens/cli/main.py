@@ -48,7 +48,7 @@ LONGEST_LINE = 20_000  # characters of an error message, which may name many fil
 
 VERBS = {
     **dict.fromkeys(("run", "resume", "sweep"), "run"),
-    "report": "report",
+    **dict.fromkeys(("report", "open"), "report"),
     "compare": "run",
     "attack": "attack",
     "watch": "report",

@@ -1,4 +1,4 @@
-"""`fedlens report` and `fedlens watch`: show the results of runs."""
+"""`fedlens report`, `fedlens open` and `fedlens watch`: show the results of runs."""
 
 from __future__ import annotations
 
@@ -35,6 +35,21 @@ def report_command(
         page = report(runs, out, draw)
     print_table(*rows(read_all(runs)))
     print(f"report: {printable(str(page))}")
+
+
+def open_command(run: Annotated[Path, Argument(help="A run, or a folder with a page.")]) -> None:
+    """Open the page of a run, a sweep or a comparison in the browser."""
+    import webbrowser
+
+    page, records = run / "report.html", run / "rounds.jsonl"
+    if not page.is_file() or (
+        records.is_file() and records.stat().st_mtime > page.stat().st_mtime
+    ):  # a run from Python, or one that is not over
+        report_command([run])
+    else:
+        print(f"report: {printable(str(page))}")
+    if not webbrowser.open(page.resolve().as_uri()):
+        warn("no browser was found: open this file in one")
 
 
 def say_passed_over(named: Iterable[Path]) -> None:

@@ -128,7 +128,7 @@ class Experiment:
     has"""
     weights: str | None = None
     """the file, or the run, that the model starts from, or `imagenet`: see
-    [Weights](training.md#weights)"""
+    [Weights](training.md#pretrained-weights)"""
     weights_sha256: str | None = None
     """the checksum that this file must have"""
     train_last: Count | None = None
