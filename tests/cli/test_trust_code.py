@@ -43,6 +43,7 @@ OPENED_BY = {
     "resume": ["RUN", "--rounds", "3"],
     "sweep": ["FILE", "--seeds", "2", "--out", "out"],
     "compare": ["FILE", "a.toml", "--out", "out"],
+    "attack": ["FILE", "--out", "out"],
     "predict": ["RUN", "picture.png"],
     "evaluate": ["RUN", "--data", "images"],
     "export": ["RUN", "--out", "model.onnx"],

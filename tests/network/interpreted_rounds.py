@@ -7,6 +7,7 @@ the steps of solvers, images read some steps at once. Nothing but a GPU shows mo
 """
 
 from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import torch
@@ -42,7 +43,7 @@ def main() -> None:
         with (
             mock.patch.object(ops, "_takes_triton", lambda x: x.dtype is not torch.float64),
             mock.patch.object(ops, "_multiplies_in_triton", lambda x: x.dtype is torch.float32),
-            mock.patch.object(client, "_steps_at_once", lambda *_: 2),
+            mock.patch.object(client, "each_step", partial(client.each_step, at_once=2)),
         ):
             found = trained(described)
         for key, tensor in expected.items():

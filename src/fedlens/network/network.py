@@ -56,7 +56,8 @@ class Network:
         self.module = prepare(module).to(dtype).eval()
         self._params, self._buffers, self._frozen = _tensors(self.module)
         self._kept = kept or {}
-        moving = {name: e for name, e in layout.entries.items() if name not in self._frozen}
+        own = self._params.keys() | self._buffers.keys()
+        moving = {name: e for name, e in layout.entries.items() if name in own}
         self.layout = replace(layout, entries=moving)
         self.mean, self.std = mean, std
         self.dtype, self.compute = dtype, compute or dtype

@@ -214,7 +214,7 @@ def prepare(
     kept: dict[str, Result] = {}
     made: list[Point] = []
     loaded: dict[str, Dataset] = {}
-    networks: Networks = {}
+    networks = Networks()
     for name, experiment in points.items():
         folder = folders.get(name)
         described = experiment

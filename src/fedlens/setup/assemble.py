@@ -197,7 +197,8 @@ def build(
     warn_of_attack(experiment, algorithm)
     if device.type == "cpu" and not workers:
         demand_memory(experiment, dataset, algorithm, split)
-    network, weights = shared_network(experiment, dataset, {} if networks is None else networks)
+    networks = Networks() if networks is None else networks
+    network, weights = shared_network(experiment, dataset, networks)
     if not all(bool(p.isfinite().all()) for p in network.params.values()):
         raise ValueError("the model starts with numbers that are not finite: initialise it again")
     if experiment.loss.name not in LOSSES:
@@ -208,7 +209,7 @@ def build(
         step.check(network.layout, algorithm.weigh)
     if algorithm.personal is not None:
         algorithm.personal.names(network.layout)
-    made = cut_for(experiment, network, dataset)
+    made = cut_for(experiment, network, dataset, networks.cuts)
     if made is not None and (beside is None or beside.on_features):
         network = made.head
     else:

@@ -25,12 +25,19 @@ AT_ONCE = 32  # images that pass through the frozen layers together
 SHARE = 0.25  # of the free memory that features may take
 
 
-def cut_for(experiment: Experiment, network: Network, dataset: Dataset) -> Cut | None:
-    """How the model of an experiment is cut, if images are not augmented anew in each step."""
+def cut_for(
+    experiment: Experiment, network: Network, dataset: Dataset, cuts: dict[Network, Cut | None]
+) -> Cut | None:
+    """How the model of an experiment is cut, if images are not augmented anew in each step.
+
+    `cuts` are those of networks that several experiments share.
+    """
     if not network.frozen or experiment.augment != Augment():
         return None
     part = dataset.train if len(dataset.train) else dataset.test
-    made = cut(network, part.images[:1])
+    if network not in cuts:
+        cuts[network] = cut(network, part.images[:1])
+    made = cuts[network]
     if made is None:
         return None
     each = made.features(part.images[:1])

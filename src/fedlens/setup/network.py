@@ -16,6 +16,7 @@ from fedlens.models.freeze import freeze_norms, train_last
 from fedlens.models.initial import initialise
 from fedlens.models.weights import IMAGENET as PACKAGED
 from fedlens.models.weights import Loaded, load_imagenet, load_weights
+from fedlens.network.cut import Cut
 from fedlens.network.layers import group_norm
 from fedlens.network.network import Network
 from fedlens.setup.devices import PRECISIONS
@@ -112,12 +113,16 @@ def model_name(experiment: Experiment) -> str:
     return model.name if isinstance(model, Named) else type(model).__name__
 
 
-Networks = dict[str, tuple[Network, Loaded | None]]
-"""Networks of related experiments, by everything that they depend on."""
+class Networks:
+    """Networks of related experiments, by everything that they depend on, and what was cut."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, tuple[Network, Loaded | None]] = {}
+        self.cuts: dict[Network, Cut | None] = {}
 
 
 def shared_network(
-    experiment: Experiment, dataset: Dataset, made: Networks
+    experiment: Experiment, dataset: Dataset, networks: Networks
 ) -> tuple[Network, Loaded | None]:
     """Return the network made for an experiment with the same model and seed, or a new one.
 
@@ -130,9 +135,9 @@ def shared_network(
     depends_on = one.model, one.outputs, one.norm, one.weights, one.train_last, one.precision
     start = one.initialise, one.weights_sha256, one.seed
     key = repr((id(dataset), one.normalise, *depends_on, *start))
-    if key not in made:
-        made[key] = make_network(experiment, dataset)
-    return made[key]
+    if key not in networks.made:
+        networks.made[key] = make_network(experiment, dataset)
+    return networks.made[key]
 
 
 def make_network(experiment: Experiment, dataset: Dataset) -> tuple[Network, Loaded | None]:
