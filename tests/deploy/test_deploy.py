@@ -138,6 +138,7 @@ def test_names_of_classes_write_nothing_but_text_on_a_terminal(trained, here, fe
     manifest = json.loads((run / MANIFEST).read_text())
     manifest["classes"][0] = strange
     manifest["classes"][1] = "=HYPERLINK(0)"
+    manifest["classes"][2] = "bag\nwest/bag/7.jpg,boot"  # which would be a line of its own
     (run / MANIFEST).write_text(json.dumps(manifest))
     some = trained.images / "west"
     shown = fedlens("predict", run, some, "--top", 9, "-q").out
@@ -147,6 +148,7 @@ def test_names_of_classes_write_nothing_but_text_on_a_terminal(trained, here, fe
         assert "\\x1b[2Jbag\\x9b2K" in text
         assert not [c for c in text if not c.isprintable() and c != "\n"]
     assert "'=HYPERLINK(0)" in shown
+    assert "bag\\nwest" in shown and "bag\nwest" not in shown
     (answer, *_) = json.loads(fedlens("predict", run, some, "--top", 9, "--json", "-q").out)
     assert strange in [found["class"] for found in answer["classes"]]
 

@@ -42,7 +42,7 @@ def test_a_site_that_was_killed_comes_back_at_once_and_one_is_withdrawn(tmp_path
         assert "2004" not in log.read_text(), "it was refused"
 
         shutil.copy(tmp_path / "late.pub", late)
-        fleet.members.look()
+        fleet.members.refresh()
         fleet.start("site-0002")
         two = fleet.sites["site-0001"]
 

@@ -49,7 +49,7 @@ def members(tmp_path):
     keys = made_keys(tmp_path / "keys", "ann", "cat")
     (tmp_path / "home").mkdir()
     found = Members(keys, tmp_path / "home", Link(), list[str]().append)
-    found.look()
+    found.refresh()
     return found
 
 
@@ -61,7 +61,7 @@ def add(members, name):
     place = members.keys.parent / name
     make_site_key(place, name)
     (members.keys / f"{name}.pub").write_bytes((place / f"{name}.pub").read_bytes())
-    members.look()
+    members.refresh()
 
 
 def test_a_site_that_comes_later_leaves_the_numbers_of_the_others(members):
@@ -73,7 +73,7 @@ def test_a_site_that_comes_later_leaves_the_numbers_of_the_others(members):
 
 def test_who_is_withdrawn_is_let_in_no_more_and_stands_in_the_log(members):
     withdraw(members.keys, "ann")
-    members.look()
+    members.refresh()
     found = read_members(members.home)
     assert (found["ann"].node, found["ann"].expected, found["cat"].number) == (None, False, 1)
     assert {*members.names.values()} == {"cat"}
@@ -89,7 +89,7 @@ def test_a_site_with_a_new_key_keeps_its_number(members):
     (place / "ann.pub").write_bytes((members.keys / "ann.pub").read_bytes())
     make_site_key(place, "ann", renew=True)
     (members.keys / "ann.pub").write_bytes((place / "ann.pub").read_bytes())
-    members.look()
+    members.refresh()
     after = read_members(members.home)["ann"]
     assert (after.number, after.node != before.node) == (before.number, True)
     assert [one["event"] for one in Log(members.home).events()][-1] == "key renewed"
@@ -99,7 +99,7 @@ def test_a_key_that_is_not_whole_changes_nothing(members):
     told = list[str]()
     members.notify = told.append
     (members.keys / "bob.pub").write_text("ecdsa-sha2-nist")
-    members.look()
+    members.refresh()
     assert "the keys stay as they were" in told[0]
     assert numbers(members) == {"ann": 0, "cat": 1}
 
@@ -113,7 +113,7 @@ def invitation(keys, name="eve", days=1.0):
 
 def test_an_invited_site_has_its_number_before_it_comes(members):
     invitation(members.keys, "bob")
-    members.look()
+    members.refresh()
     found = read_members(members.home)["bob"]
     assert (found.number, found.node, found.invited) == (2, None, True)
 
@@ -161,7 +161,7 @@ def test_an_invited_site_makes_itself_known_through_the_gate(members, tmp_path):
 
     def look():
         while not done.wait(0.05):
-            members.look()
+            members.refresh()
 
     reading = threading.Thread(target=look)
     reading.start()

@@ -9,7 +9,7 @@ import torch
 from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.engines import Processes
 from fedlens.recipes import RECIPES, estimate
-from fedlens.recipes.estimate import Cost, Pace, Timing, Work
+from fedlens.recipes.estimate import Cost, Speed, Timing, Work
 from fedlens.recipes.recipe import Scale
 from fedlens.recipes.reproduce import plan
 from fedlens.runs.loop import run_to_end
@@ -126,14 +126,14 @@ def test_a_rate_at_which_runs_diverge_is_timed_as_any_other(monkeypatch):
     assert rows and len(set(rows)) == 1, "none ended before the others"
 
 
-def pace_of_a_gpu(work: Work) -> Pace:
+def pace_of_a_gpu(work: Work) -> Speed:
     """A fixed part, a part for each step, and a part for each example."""
-    return Pace(work, 5.0 + 2.0 * work.steps + 0.25 * work.examples)
+    return Speed(work, 5.0 + 2.0 * work.steps + 0.25 * work.examples)
 
 
 def test_steps_of_few_clients_and_of_many_are_told_apart():
     few, many, uneven = Work(1, 80), Work(4, 320), Work(4, 200)
-    found = Pace.fitted(*map(pace_of_a_gpu, (few, many, uneven)))
+    found = Speed.fitted(*map(pace_of_a_gpu, (few, many, uneven)))
     for work in (Work(4, 320), Work(100, 500), Work(100, 8000)):
         assert found.of(work) == pytest.approx(pace_of_a_gpu(work).seconds)
 
@@ -141,33 +141,33 @@ def test_steps_of_few_clients_and_of_many_are_told_apart():
 def test_where_clients_are_alike_a_round_grows_with_its_steps():
     few, many = (pace_of_a_gpu(Work(steps, 80 * steps)) for steps in (1, 4))
     whole = Work(100, 8000)
-    assert Pace.fitted(few, many).of(whole) == pytest.approx(pace_of_a_gpu(whole).seconds)
+    assert Speed.fitted(few, many).of(whole) == pytest.approx(pace_of_a_gpu(whole).seconds)
 
 
 def test_one_after_another_a_round_grows_with_its_examples():
     few, many, whole = (pace_of_a_gpu(Work(0, examples)) for examples in (80, 320, 5000))
-    assert Pace.fitted(few, many).of(whole.work) == pytest.approx(whole.seconds)
+    assert Speed.fitted(few, many).of(whole.work) == pytest.approx(whole.seconds)
 
 
 def test_noise_makes_no_pace_negative():
-    slower, faster = Pace(Work(1, 80), 3.0), Pace(Work(4, 320), 2.0)
-    assert Pace.fitted(slower, faster).of(Work(100, 8000)) == 2.0
-    found = Pace.fitted(Pace(Work(1, 80), 1.0), faster, Pace(Work(4, 200), 0.0))
+    slower, faster = Speed(Work(1, 80), 3.0), Speed(Work(4, 320), 2.0)
+    assert Speed.fitted(slower, faster).of(Work(100, 8000)) == 2.0
+    found = Speed.fitted(Speed(Work(1, 80), 1.0), faster, Speed(Work(4, 200), 0.0))
     assert min(found.a_step, found.an_example) >= 0.0
     assert found.of(Work(100, 8000)) >= 2.0
-    assert Pace.fitted(slower, slower).of(Work(1, 80)) == 3.0
+    assert Speed.fitted(slower, slower).of(Work(1, 80)) == 3.0
 
 
 def test_whole_rounds_set_the_pace_of_parts_of_them():
-    few, many, whole = (Pace(Work(n, 80 * n), t) for n, t in ((1, 0.1), (4, 1.0), (40, 2.0)))
-    found = Pace.fitted(few, many).scaled_to(whole)
+    few, many, whole = (Speed(Work(n, 80 * n), t) for n, t in ((1, 0.1), (4, 1.0), (40, 2.0)))
+    found = Speed.fitted(few, many).scaled_to(whole)
     assert found.of(whole.work) == 2.0
     assert 0.2 < found.of(Work(10, 800)) < 1.0
     assert few.scaled_to(whole).of(Work(10, 800)) == 2.0
 
 
 def test_points_of_a_stack_that_end_earlier_take_no_further_time(monkeypatch):
-    an_example = Pace(Work(0.0, 0.0), 0.0, an_example=1.0)
+    an_example = Speed(Work(0.0, 0.0), 0.0, an_example=1.0)
     monkeypatch.setattr(estimate, "cost", lambda *_: Cost(0.0, an_example, 0.0))
     points = {"long": replace(STACKED, rounds=30), "short": replace(STACKED, rounds=20, seed=1)}
     timing = Timing(points.values())
@@ -195,8 +195,8 @@ def test_clients_of_unequal_sizes_are_timed_uneven_too(monkeypatch):
 
 
 def always(seconds: float) -> Cost:
-    """Pace that take as long, however much work they are."""
-    return Cost(0.0, Pace(Work(0.0, 0.0), seconds), 0.0)
+    """Speed that take as long, however much work they are."""
+    return Cost(0.0, Speed(Work(0.0, 0.0), seconds), 0.0)
 
 
 @pytest.fixture
@@ -273,7 +273,7 @@ def test_of_many_clients_and_epochs_a_few_are_timed(monkeypatch):
     (found,) = timing.costs.values()
     batch = MANY.local.batch_size
     assert max(trained) <= 4 * 4 * batch  # four clients, four batches
-    assert found.pace.work.examples >= 40 * batch  # and it counts as all of them
+    assert found.speed.work.examples >= 40 * batch  # and it counts as all of them
 
 
 @pytest.mark.parametrize("allowed", [0.0, 1.0, 1e9])
@@ -290,7 +290,7 @@ def test_an_estimate_is_what_rounds_take_that_grow_with_their_examples(monkeypat
     (setup,) = [point.setup for point in Timing([MANY]).points.values()]
     work = estimate.work_of([setup])
     expected = 1e-4 * work.examples
-    assert estimate.cost([setup], work, allowed).pace.of(work) == pytest.approx(expected, rel=0.05)
+    assert estimate.cost([setup], work, allowed).speed.of(work) == pytest.approx(expected, rel=0.05)
 
 
 def test_slow_rounds_are_timed_briefly(monkeypatch, rounds_timed):
@@ -298,7 +298,7 @@ def test_slow_rounds_are_timed_briefly(monkeypatch, rounds_timed):
     (setup,) = [point.setup for point in Timing([MANY]).points.values()]
     found = estimate.cost([setup], estimate.work_of([setup]), 0.0)
     assert rounds_timed == [(1, 1)]
-    assert found.pace.an_example > 0 and found.an_evaluation > 0
+    assert found.speed.an_example > 0 and found.an_evaluation > 0
     monkeypatch.setattr(estimate, "ROUGH_SECONDS", math.inf)
     estimate.cost([setup], estimate.work_of([setup]), 0.0)
     assert rounds_timed == [(1, 1), (1, 1), (4, 4)]

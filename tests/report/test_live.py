@@ -111,10 +111,10 @@ def test_a_file_that_goes_while_it_is_looked_at_is_looked_for_again(
         raise FileNotFoundError(path)
 
     monkeypatch.setattr(Path, "read_bytes", gone)
-    shown.look()
+    shown.refresh()
     assert shown.version == 0
     monkeypatch.undo()
-    shown.look()
+    shown.refresh()
     assert shown.version == 1
 
 

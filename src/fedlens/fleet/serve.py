@@ -42,7 +42,7 @@ def open_fleet(
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with one_writer(home), SuperLink(home, keys) as link:
         members = Members(keys, home, link, notify)
-        members.look()
+        members.refresh()
         with Gate(host, port, link.address, keys, notify, members.names):
             expected = [name for name, one in read_members(home).items() if one.expected]
             notify(f"listening on {host}:{port} for {', '.join(expected)}")

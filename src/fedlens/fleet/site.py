@@ -162,7 +162,7 @@ class Site:
             before = before if sums is None else sums.masked(before, order)
             return Reply({"keys": own_keys, "kept": kept}, before)
         self._count(task, algorithm, digests)
-        remembered.settle(counted)
+        remembered.forget_others(counted)
         several = torch.tensor(own_keys, dtype=torch.int64)
         holdings = task.holdings.take(torch.zeros(len(several), dtype=torch.int64))
         plan = algorithm.draw(holdings, keys.fold(several, DRAW))
@@ -318,7 +318,7 @@ class SiteMemory:
         )
         return memory
 
-    def settle(self, counted: int | None) -> None:
+    def forget_others(self, counted: int | None) -> None:
         """Delete the memory of all orders except the last that counted."""
         kept = None if counted is None else self._path(counted)
         for path in self.folder.glob("*.safetensors"):

@@ -200,7 +200,7 @@ class Timing:
             seconds += found.start
         for before, end in pairwise([0, *sorted({one.rounds for one in described})]):
             left = [point for point in stack.points if point.experiment.rounds >= end]
-            seconds += (end - before) * found.pace.of(self._work(left))
+            seconds += (end - before) * found.speed.of(self._work(left))
         return Estimate([point.name for point in stack.points], seconds)
 
 
@@ -247,7 +247,7 @@ class Work(NamedTuple):
         return Work(self.steps - other.steps, self.examples - other.examples)
 
 
-class Pace(NamedTuple):
+class Speed(NamedTuple):
     """The work of timed rounds, the seconds of one, and what further steps and examples take.
 
     Side by side on a GPU, a step of one client takes as long as a step of a few, and a step of many
@@ -264,14 +264,14 @@ class Pace(NamedTuple):
         more = self.a_step * further.steps + self.an_example * further.examples
         return max(self.seconds + more, 0.0)
 
-    def scaled_to(self, timed: Pace) -> Pace:
-        """The pace rescaled to these rounds: long rounds may cost less per step than short ones."""
+    def scaled_to(self, timed: Speed) -> Speed:
+        """The speed, rescaled to these rounds: long ones may cost less per step than short ones."""
         expected = self.of(timed.work)
         times = timed.seconds / expected if expected else 0.0
         return timed._replace(a_step=times * self.a_step, an_example=times * self.an_example)
 
     @classmethod
-    def fitted(cls, few: Pace, many: Pace, uneven: Pace | None = None) -> Pace:
+    def fitted(cls, few: Speed, many: Speed, uneven: Speed | None = None) -> Speed:
         """Fit to rounds of few steps, of many and, if needed, of many for some clients only."""
         further, seconds = many.work.less(few.work), max(many.seconds - few.seconds, 0.0)
         if further.examples <= 0:  # all clients hold few examples
@@ -291,7 +291,7 @@ class Cost(NamedTuple):
     """Seconds of a stack: for its warm-up, of its rounds, and per evaluation of a point."""
 
     start: float
-    pace: Pace
+    speed: Speed
     an_evaluation: float
 
 
@@ -307,32 +307,32 @@ def cost(
         first = _rounds(setups, (few, few), timed=2, tested=FEW_TESTED)
         tell()
         warm = _num_warm(setups[0])
-        a_round = first.pace.seconds / _with_few(setups[0], few)[1]
+        a_round = first.speed.seconds / _with_few(setups[0], few)[1]
         if (warm + TIMED) * sum(BATCHES) * a_round > seconds:
             share = _num_tested(setups[0]) / max(_num_tested(setups[0], FEW_TESTED), 1)
             an_evaluation = first.an_evaluation * max(share / setups[0].engine.num_workers, 1.0)
             # Slow rounds spend little time on anything but examples.
-            an_example = first.pace.seconds / max(first.pace.work.examples, 1.0)
-            pace = first.pace._replace(an_example=an_example)
+            an_example = first.speed.seconds / max(first.speed.work.examples, 1.0)
+            speed = first.speed._replace(an_example=an_example)
             if (warm + 1) * many * a_round < ROUGH_SECONDS:
                 longer = _rounds(setups, (many, many), timed=1, tested=FEW_TESTED)
-                pace = Pace.fitted(first.pace, longer.pace)
-            return Cost(first.start, pace, an_evaluation)
+                speed = Speed.fitted(first.speed, longer.speed)
+            return Cost(first.start, speed, an_evaluation)
     quick, slow = (_rounds(setups, (batches, batches)) for batches in BATCHES)
     tell()
     most = work.steps * sum(
         setup.experiment.clients.cohort * setup.experiment.local.batch_size for setup in setups
     )
-    uneven = _rounds(setups, (many, few)).pace if work.examples < EVEN * most else None
-    pace = Pace.fitted(quick.pace, slow.pace, uneven)
+    uneven = _rounds(setups, (many, few)).speed if work.examples < EVEN * most else None
+    speed = Speed.fitted(quick.speed, slow.speed, uneven)
     share = _num_tested(setups[0]) / max(_num_tested(setups[0], TESTED), 1)
     an_evaluation = quick.an_evaluation * max(share, 1.0)
     rounds = _num_warm(setups[0]) + TIMED
-    if rounds * pace.of(work) + 2 * len(setups) * an_evaluation < seconds:
+    if rounds * speed.of(work) + 2 * len(setups) * an_evaluation < seconds:
         whole = _rounds(setups, None)
         start = quick.start + whole.start
-        return Cost(start, pace.scaled_to(whole.pace), whole.an_evaluation)
-    return Cost(quick.start, pace, an_evaluation)
+        return Cost(start, speed.scaled_to(whole.speed), whole.an_evaluation)
+    return Cost(quick.start, speed, an_evaluation)
 
 
 def _num_warm(setup: Setup) -> int:
@@ -389,7 +389,7 @@ def _rounds(
     evaluations = [record.get("evaluation_seconds", 0.0) for record in each[-1]]
     an_evaluation = statistics.fmean(evaluations)
     spent = rounds * a_round + 2 * sum(evaluations)
-    return Cost(max(took - spent, 0.0), Pace(work, times * a_round), an_evaluation)
+    return Cost(max(took - spent, 0.0), Speed(work, times * a_round), an_evaluation)
 
 
 def _lasting(setup: Setup) -> Setup:
@@ -485,9 +485,9 @@ class Remembered:
         place = self._place(kind, setup)
         with contextlib.suppress(OSError, ValueError, TypeError):
             if 0 <= time.time() - place.stat().st_mtime < REMEMBERED_SECONDS:
-                start, (work, *pace), an_evaluation = json.loads(place.read_text())
-                seconds, a_step, an_example = map(float, pace)
-                timed = Pace(Work(*map(float, work)), seconds, a_step, an_example)
+                start, (work, *speed), an_evaluation = json.loads(place.read_text())
+                seconds, a_step, an_example = map(float, speed)
+                timed = Speed(Work(*map(float, work)), seconds, a_step, an_example)
                 return Cost(float(start), timed, float(an_evaluation))
         return None
 

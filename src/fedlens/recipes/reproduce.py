@@ -21,7 +21,7 @@ from fedlens.report.drawing import Draw, save_all
 from fedlens.report.page import render_page
 from fedlens.runs.folder import new_folder
 from fedlens.runs.manifest import is_run_of, text_of
-from fedlens.runs.progress import Watch, Watching, decoding, tell
+from fedlens.runs.progress import Watch, Watching, decoding, inform
 from fedlens.runs.records import Record, read
 from fedlens.runs.sweep import prepare
 from fedlens.storage.locks import LOCK, FolderLock, one_writer, remove_dead_lock
@@ -261,7 +261,7 @@ class Together:
             if "done" in record:
                 done, left = elsewhere + record["done"], later + record["left"]
                 record = record | {"done": done, "total": total, "left": left}
-            tell(watch, record)
+            inform(watch, record)
 
         told = Watching(say) if watch is not None else None
         points = {self.names[place]: experiment for place, experiment in stage.items()}

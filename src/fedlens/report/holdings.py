@@ -344,8 +344,8 @@ def _client_intervals(groups: Sequence[Group]) -> Intervals | None:
     return Intervals(
         title="Who is left behind",
         caption="Accuracy on examples of each client's own, set apart from training, with its 95% "
-        "interval (Wilson's); the worst client first. Where intervals overlap widely, the models "
-        "may be equally good.",
+        "interval (Wilson's); the worst client first. Where intervals overlap widely, a difference "
+        "may be chance.",
         rows=[names[k] for k in order],
         series=[_marks(name, [x[k] for k in order], sizes) for name, x in columns.items()],
         x_label="accuracy",

@@ -61,7 +61,7 @@ class Live:
         self._stamps = self._stamp()
         self._next_look = 0.0
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read the runs again if their files changed."""
         started, stamps = time.monotonic(), self._stamp()
         if stamps != self._stamps:
@@ -75,7 +75,7 @@ class Live:
         """The version of the runs and its page, which is rendered once and cached."""
         with self._lock:
             if time.monotonic() >= self._next_look:
-                self.look()
+                self.refresh()
             if self._page is None or self._page[0] != self.version:
                 text = self._render()
                 self._page = self.version, text.encode(errors="backslashreplace")

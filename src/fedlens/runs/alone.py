@@ -38,7 +38,7 @@ from fedlens.evaluation.metrics import accuracy_by_client
 from fedlens.rounds import RoundInput, State, begin, run_rounds
 from fedlens.rounds.client import ClientProgram
 from fedlens.runs.loop import torch_settings, train
-from fedlens.runs.progress import Watch, tell
+from fedlens.runs.progress import Watch, inform
 from fedlens.runs.records import Record
 from fedlens.runs.twin import key_of, plain_training, shares
 from fedlens.setup import Setup, build
@@ -135,7 +135,7 @@ def _baselines(setup: Setup, rounds: int, passes: int, watch: Watch | None) -> d
         return {name: torch.tensor(shares(known[name])).double() for name in BASELINES}
 
     def tell_round(record: Record) -> None:
-        tell(watch, {"baseline": record["round"], "of": rounds})
+        inform(watch, {"baseline": record["round"], "of": rounds})
 
     result = train(base, tell_round)
     if result.status != "finished":
@@ -262,7 +262,7 @@ class Alone:
                 joint = ClientProgram.joint([program] * len(inputs), like)
                 states = [state for state, _ in run_rounds(joint, plain.engine, inputs)]
                 done += 1
-                tell(self.watch, {told_as: done, "of": total})
+                inform(self.watch, {told_as: done, "of": total})
             for state, client in zip(states, some.tolist(), strict=True):
                 yield client, state.params | state.buffers
 

@@ -34,7 +34,7 @@ from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.cohorts import BelowQuorum
 from fedlens.rounds.work import Work
 from fedlens.runs.folder import Checkpoint, Mark, Records, RunFolder
-from fedlens.runs.progress import Watch, tell
+from fedlens.runs.progress import Watch, inform
 from fedlens.runs.records import Record, is_number
 from fedlens.runs.result import Result, by_name
 from fedlens.runs.spending import Spending
@@ -252,7 +252,7 @@ class ActiveRun:
             self.file.append(record)
         self.records.append(record)
         self._whole = Whole(state, self.file.mark if self.file else None, best)
-        tell(self.watch, record)
+        inform(self.watch, record)
         self.record_time = self.told_time = time.perf_counter()
 
     def tell_trained(self, num_workers: int, done: int, work: Work) -> None:
@@ -267,7 +267,7 @@ class ActiveRun:
         if len(work.cohort_sizes) == 1 and done >= 2 * num_workers:
             images = work.plan.counts.sum(1)
             record["share"] = float(images[:done].sum() / images.sum().clamp(min=1))
-        tell(self.watch, record)
+        inform(self.watch, record)
 
     def tell_step(self, work: Work, client: int, taken: int) -> None:
         """How many steps the client that trains has taken, now and then, of how many."""
@@ -282,12 +282,12 @@ class ActiveRun:
         if len(work.cohort_sizes) == 1:
             done = images[:client].sum() + images[client] * taken / steps
             record["share"] = float(done / images.sum().clamp(min=1))
-        tell(self.watch, record)
+        inform(self.watch, record)
 
     def tell_tested(self, done: int, total: int) -> None:
         """Report at intervals how many images of a round's evaluation are done."""
         if self._is_time_to_tell():
-            tell(self.watch, {"tested": done, "of": total})
+            inform(self.watch, {"tested": done, "of": total})
 
     def _is_time_to_tell(self) -> bool:
         now = time.perf_counter()

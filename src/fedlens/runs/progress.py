@@ -18,7 +18,7 @@ from fedlens.storage.reading import printable
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-ASIDE = {  # progress outside of rounds, in words for a line and for a bar
+OUTSIDE = {  # progress outside of rounds, in words for a line and for a bar
     "decoded": ("reading images", "reading images"),
     "planned": ("counting what clients train on, client", "twin: client"),
     "twin": ("training its centralised twin, pass", "twin: pass"),
@@ -35,7 +35,7 @@ WITHIN = {  # progress within a round
 OFTEN = ("planned", *WITHIN)  # told only to a `Watching`
 
 Watch = Callable[[Record], None]
-"""A callback for each record of a run, and for progress outside of rounds (`ASIDE`)."""
+"""A callback for each record of a run, and for progress outside of rounds (`OUTSIDE`)."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Watching:
         self.watch(record)
 
 
-def tell(watch: Watch | None, record: Record) -> None:
+def inform(watch: Watch | None, record: Record) -> None:
     """Call a watch, if there is one, with a record or with progress that is for it."""
     is_for_all = not any(key in record for key in OFTEN)
     if watch is not None and (is_for_all or isinstance(watch, Watching)):
@@ -60,7 +60,7 @@ def all_of(*watches: Watch | None) -> Watching:
 
     def tell_all(record: Record) -> None:
         for watch in watches:
-            tell(watch, record)
+            inform(watch, record)
 
     return Watching(tell_all)
 
@@ -223,7 +223,7 @@ class _Rounds:
             self._take(record)
         if self.advance is None:
             self._print_if_due(record, _until(over, time.monotonic()))
-        elif is_aside(record):  # outside of rounds: its count replaces that of rounds
+        elif is_outside(record):  # outside of rounds: its count replaces that of rounds
             is_before = any(key in record for key in ("decoded", "planned", "twin"))
             at = self.done if is_before else self.total
             self.advance(at, self.total, _so_far(record, short=True), over, _loss(record))
@@ -248,7 +248,7 @@ class _Rounds:
 
     def _print_if_due(self, record: Record, about: str) -> None:
         now, loss = time.monotonic(), _loss(record, "train loss")
-        if is_aside(record):
+        if is_outside(record):
             number, of = _passes(record)
             # The other kinds often end at once.
             is_long = any(key in record for key in ("twin", "tuned", "baseline", "alone"))
@@ -278,16 +278,16 @@ class _Remaining:
         self.first: tuple[float, float] | None = None  # first round: its time, and what was left
         self.over: float | None = None  # the estimated end of the rounds, by the last estimate
         self.started = time.monotonic()  # of the rounds: after work before them
-        self.aside_since = self.started, 1  # start of the work outside rounds, and its pass
+        self.outside_since = self.started, 1  # start of the work outside rounds, and its pass
 
     def after(self, record: Record) -> float | None:
         """The estimated end of what the record is of; None if it is not known."""
         now = time.monotonic()
-        if is_aside(record):
+        if is_outside(record):
             self.started, (number, of) = now, _passes(record)
             if number <= 1:
-                self.aside_since = now, number
-            since, first = self.aside_since
+                self.outside_since = now, number
+            since, first = self.outside_since
             is_known = 1 < number < of
             return now + (now - since) / (number - first) * (of - number) if is_known else None
         if "round" in record:
@@ -387,17 +387,17 @@ def _room(console: Console) -> int:
     return max(1, console.width - ECHO_COLUMNS)
 
 
-def is_aside(record: Record) -> bool:
-    """Whether the record reports work outside of rounds: a key of `ASIDE`, and the total `of`."""
-    return any(key in record for key in ASIDE)
+def is_outside(record: Record) -> bool:
+    """Whether the record reports work outside of rounds: a key of `OUTSIDE`, and the total `of`."""
+    return any(key in record for key in OUTSIDE)
 
 
 def _passes(record: Record) -> tuple[int, int]:
-    return next(record[key] for key in (*ASIDE, *WITHIN) if key in record), record["of"]
+    return next(record[key] for key in (*OUTSIDE, *WITHIN) if key in record), record["of"]
 
 
 def _so_far(record: Record, short: bool = False) -> str:
-    words = next(words for key, words in (ASIDE | WITHIN).items() if key in record)
+    words = next(words for key, words in (OUTSIDE | WITHIN).items() if key in record)
     return f"{words[short]} {items(*_passes(record))}"
 
 

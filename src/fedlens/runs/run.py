@@ -60,7 +60,7 @@ def run(
 
     `data` is the folder where named data sets are searched first. `watch` is called with each
     record and, before the first, with the number of images decoded and with each pass of the
-    centralised twin, if one is trained (see `progress.ASIDE`). `progress` shows progress; by
+    centralised twin, if one is trained (see `progress.OUTSIDE`). `progress` shows progress; by
     default in a terminal and in a notebook.
     """
     expect_experiment(experiment, "run")

@@ -29,9 +29,9 @@ from fedlens.runs.progress import (
     decoding,
     expect_watch,
     in_rounds,
-    is_aside,
+    inform,
+    is_outside,
     shown,
-    tell,
 )
 from fedlens.runs.records import Record
 from fedlens.runs.result import Result
@@ -160,7 +160,7 @@ class Sweep:
         def forward(point: Point, record: Record) -> None:
             if "round" in record:
                 left[point.name] = point.experiment.rounds - record["round"]
-            if watch is not None and not is_aside(record):
+            if watch is not None and not is_outside(record):
                 work = sum(number * weights[name] for name, number in left.items())
                 done = self.total - sum(left.values())
                 # Within a round: the work left of all points, in rounds of this point.
@@ -168,7 +168,7 @@ class Sweep:
                 if "round" in record:
                     about = {"done": done, "total": self.total, "left": work}
                 record = record | {"point": point.name, **about}
-            tell(watch, record)
+            inform(watch, record)
 
         def watch_of(point: Point) -> Watch | None:
             return None if watch is None else Watching(partial(forward, point))

@@ -40,7 +40,7 @@ from fedlens.data.places import cache
 from fedlens.evaluation.evaluate import Twin, primary_part, tested_by_client
 from fedlens.evaluation.measures import measure_name
 from fedlens.runs.loop import train
-from fedlens.runs.progress import Watch, tell
+from fedlens.runs.progress import Watch, inform
 from fedlens.runs.records import Record
 from fedlens.setup import Setup, build
 from fedlens.setup.data import ClientTests, divided, split_seed
@@ -81,7 +81,7 @@ def trained(setup: Setup, watch: Watch | None = None) -> Twin:
 
     def report_pass(record: Record) -> None:
         passes = {"twin": record["round"], "of": described.rounds}
-        tell(watch, passes | {"train_loss": record["train_loss"]})
+        inform(watch, passes | {"train_loss": record["train_loss"]})
 
     result = train(central, report_pass)
     if result.status != "finished":
@@ -220,7 +220,7 @@ def _num_processed(setup: Setup, watch: Watch | None) -> float:
     count = federation.num_clients
     for clients in torch.split(torch.arange(count), at_once):
         if count > at_once:
-            tell(watch, {"planned": int(clients[0]), "of": count})
+            inform(watch, {"planned": int(clients[0]), "of": count})
         plan = algorithm.draw(federation.holdings(0, clients), keys.fold(root, clients))
         each.append(plan.counts.sum(1).double())
     processed = torch.cat(each)  # [K]
