@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from fedlens.config import names
+from fedlens.fleet.log import Log
 from tests.report.run_folders import make_run
 
 HEAVY = {"torch", "numpy", "matplotlib", "jinja2", "safetensors", "PIL", "sympy", "rich"}
@@ -87,6 +88,7 @@ def test_help_lists_and_explanations_import_nothing_large(arguments):
         *("predict nope a.toml", "evaluate nope --data .", "export nope --out a.onnx"),
         *("fleet app a.toml --to .", "fleet keys k --site a/b", "fleet keys k"),
         *("fleet approve nowhere", "fleet clean nowhere", "fleet log nowhere", "fleet srve a.toml"),
+        *("resume nope", "reproduce nope", "reproduce ghaemi", "privacy audit a.toml local.lrr=1"),
         *(f"fleet join --data . {more}" for more in ("--server x --name ann", "--server h:1")),
         *(f"fleet join --data . --server h:1 --name {name}" for name in ("ann", "a/b")),
     ],
@@ -107,6 +109,11 @@ def test_mistakes_in_names_and_types_are_found_before_torch_is_imported(words, t
     assert done.returncode == 2
     assert error.startswith("fedlens: ")
     assert "torch" not in {name.partition(".")[0] for name in modules.split()}
+
+
+def test_the_log_of_a_site_is_read_without_torch(tmp_path):
+    Log(tmp_path).add("withdrawn", experiment="0" * 64, by="ann")
+    assert "torch" not in imported_by("fleet", "log", str(tmp_path), "--json")
 
 
 def test_a_plan_of_privacy_needs_numpy_alone(tmp_path):

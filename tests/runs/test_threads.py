@@ -35,7 +35,8 @@ evaluate = { every = 3 }
 
 
 def ran(folder: Path, threads: int | None, *words: str) -> subprocess.CompletedProcess[str]:
-    own = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    own = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
     own.pop("OMP_NUM_THREADS", None)
     own |= {"OMP_NUM_THREADS": str(threads)} if threads else {}
     line = (sys.executable, *words)

@@ -91,7 +91,7 @@ def withdraw_command(
 ) -> None:
     """Let a site take part no more; or take back what a site approved."""
     _check_home(folder)
-    from fedlens.fleet import NODE_KEY, SERVER
+    from fedlens.fleet import SERVER
 
     if (folder / SERVER).is_file():
         from fedlens.fleet.keys import withdraw
@@ -104,8 +104,11 @@ def withdraw_command(
     approvals = Approvals(folder)
     found = [one for one in approvals.approved() if one.startswith(name)]
     if len(found) != 1:
-        what = "is no site's folder" if not (folder / NODE_KEY).is_file() else "approved"
-        raise ValueError(f"{folder} {what} {len(found)} experiments {name}: give more digits")
+        many = f"{len(found)} experiments" if found else "no experiment"
+        raise ValueError(
+            f"{many} approved at {folder} begin with {name}: name the keys of a server, or the "
+            "folder of a site and the first digits of one"
+        )
     approvals.withdraw(found[0])
     print(f"{found[0][:12]} is approved here no more")
 

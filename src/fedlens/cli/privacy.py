@@ -180,6 +180,7 @@ def audit_command(
     as_json: arguments.Json = False,
 ) -> None:
     """Attack an experiment: who was in its data, which images come back?"""
+    described = Experiment.read(experiment, overrides or [])
     from fedlens.audit import membership
     from fedlens.audit.canaries import measure
     from fedlens.audit.page import blocks, measured, rebuilt, verdict
@@ -187,7 +188,6 @@ def audit_command(
     from fedlens.report.page import render_page
     from fedlens.setup import build
 
-    described = Experiment.read(experiment, overrides or [])
     if described.privacy is not None:  # what an audit trains is not published
         described = replace(described, privacy=replace(described.privacy, ledger=None))
     folder = out or Path("runs") / f"audit-{experiment.stem}"

@@ -12,7 +12,7 @@ from typer import Argument, Option
 from fedlens.cli import arguments, completion
 from fedlens.cli.arguments import notify, once_written, paragraph, print_json, say, warn
 from fedlens.cli.stopping import going_on_by
-from fedlens.recipes import ScaleName
+from fedlens.recipes import ScaleName, check_known
 from fedlens.runs.progress import counted, in_rounds, percent, shown, span
 
 STORE = Path("results", "papers")  # in a checkout: what findings are drawn from
@@ -69,10 +69,12 @@ def reproduce_command(
     as_json: arguments.Json = False,
 ) -> None:
     """Reproduce tables and figures of papers. Finished runs are kept."""
+    names = list(dict.fromkeys(word for word in words if "=" not in word))
+    for name in names:
+        check_known(name)  # before PyTorch is imported
     from fedlens.recipes.store import FINDINGS, read_index
     from fedlens.report.drawing import save_all, worker_processes
 
-    names = list(dict.fromkeys(word for word in words if "=" not in word))
     overrides = [word for word in words if "=" in word]
     is_bare = not (scale or stored or store or seeds or only or overrides or overwrite or only_plan)
     is_finding = len(names) == 1 and names[0].startswith(f"{FINDINGS}/")

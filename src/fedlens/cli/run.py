@@ -132,13 +132,13 @@ def resume_command(
     as_json: arguments.Json = False,
 ) -> None:
     """Continue a run that stopped, to the same result."""
+    run_files.check_run(folder, [run_files.EXPERIMENT])
+    tables = run_files.read_experiment(folder)
+    chosen: EngineName | None = None if engine is None else check(engine, EngineName, "engine")
     from fedlens.report.drawing import drawing
     from fedlens.runs.run import resume
     from fedlens.runs.track import tracking
 
-    run_files.check_run(folder, [run_files.EXPERIMENT])
-    tables = run_files.read_experiment(folder)
-    chosen: EngineName | None = None if engine is None else check(engine, EngineName, "engine")
     arguments.name_cluster(ray_address, [chosen or tables.get("engine", "auto")])
     total = check(tables.get("rounds", 0), int, "rounds") if rounds is None else rounds
     done = run_files.last_saved(folder) or 0

@@ -20,14 +20,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedlens.core import Tree
-from fedlens.fleet import payload
-from fedlens.fleet.payload import Reply
 from fedlens.fleet.status import Status
 from fedlens.storage.chained import append, chained, parsed, written
 from fedlens.storage.reading import printable, shortened
+
+if TYPE_CHECKING:
+    from fedlens.core import Tree
+    from fedlens.fleet.payload import Reply
 
 LOG, HEAD = "log.jsonl", "log.head"
 BEGINNING = "a log of a fleet"
@@ -239,6 +240,8 @@ def noted(of: str, mark: Any) -> dict[str, Any]:
 
 def about(tensors: Tree) -> dict[str, Any]:
     """What identifies the tensors of a message, and how large they are."""
+    from fedlens.fleet import payload  # needs PyTorch; to read a log needs none
+
     size = sum(t.nbytes for t in tensors.values())
     return {"sha256": payload.digest(tensors), "bytes": size} if tensors else {"bytes": 0}
 
