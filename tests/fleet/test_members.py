@@ -244,7 +244,7 @@ def test_a_site_takes_back_what_it_approved(tmp_path, fedlens):
     assert told.status == 0, told.err
     assert not sites[0].approvals.approved()
     told = fedlens("fleet", "withdraw", sites[0].home, approved[:6])
-    assert (told.status, "0 experiments" in told.err) == (2, True)
+    assert (told.status, "no experiment" in told.err) == (2, True)
     assert sites[0].answer("train", {"experiment": approved, "client": 0}, {}).facts["refused"]
     assert [one["event"] for one in Log(sites[0].home).events()][-2:] == ["withdrawn", "answered"]
 
