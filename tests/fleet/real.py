@@ -95,7 +95,7 @@ class Federation:
             self.home,
             told,
             watch,
-            self.members.look,
+            self.members.refresh,
         )
 
 

@@ -10,8 +10,8 @@ from fedlens.recipes import estimate
 from fedlens.recipes.estimate import (
     REMEMBERED_SECONDS,
     Cost,
-    Pace,
     Remembered,
+    Speed,
     Timing,
     Work,
 )
@@ -24,7 +24,7 @@ PLAIN = Experiment(
     clients=Clients(count=20, per_round=4),
     local=LocalTraining(lr=0.05),
 )
-COST = Cost(1.5, Pace(Work(3.0, 40.0), 0.25, 0.125, 0.0625), 0.5)
+COST = Cost(1.5, Speed(Work(3.0, 40.0), 0.25, 0.125, 0.0625), 0.5)
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ def serve(
             address = stack.enter_context(serving([out], *page, beside=Page(home, out.name)))
             notify(f"page: {address}")
         job = replace(job, keys=texts(keys.glob("*.pub")))
-        return run_on(link, job, home, notify, watch, members.look)
+        return run_on(link, job, home, notify, watch, members.refresh)
 
 
 def run_on(
