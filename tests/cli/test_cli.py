@@ -24,7 +24,7 @@ from fedlens.config.names import DEVICES
 from fedlens.core.federation import Dataset, Examples
 from fedlens.data import DATASETS, published
 from fedlens.data.partitions import PARTITIONS
-from fedlens.data.published import FASHION_MNIST, PUBLISHED, Download, Published
+from fedlens.data.published import PUBLISHED, Download
 from fedlens.models import MODELS
 from tests.command_line import everything
 from tests.data.published_files import write_idx_set
@@ -247,10 +247,10 @@ def mirror(here, monkeypatch) -> Iterator[Path]:
         Download(name, len(content), hashlib.md5(content).hexdigest())
         for name, content in contents.items()
     )
-    forms = published.idx_forms(FASHION_MNIST.forms[0].folders, files)
-    small = {name: getattr(FASHION_MNIST, name) for name in FASHION_MNIST.__dataclass_fields__}
-    small |= {"downloads": files, "forms": forms}
-    monkeypatch.setitem(PUBLISHED, "fashion-mnist", Published(**small))
+    entry = PUBLISHED["fashion-mnist"]
+    forms = published.idx_forms(entry.forms[0].folders, files)
+    small = replace(entry, downloads=files, forms=forms)
+    monkeypatch.setitem(PUBLISHED, "fashion-mnist", small)
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=served)) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

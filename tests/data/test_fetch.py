@@ -4,6 +4,7 @@ import re
 import tarfile
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from fedlens.cli.data import data_check
 from fedlens.data import DATASETS, Source, published
 from fedlens.data.fetch import check, get, get_from, here, named_sets, remedy_for
 from fedlens.data.places import cache
-from fedlens.data.published import CIFAR100, FASHION_MNIST, PUBLISHED, Download, Form, Published
+from fedlens.data.published import PUBLISHED, Download, Form, Published
 from fedlens.storage.download import Unreachable
 from tests.data.published_files import write_cifar100, write_idx_set
 
@@ -79,8 +80,7 @@ def md5(content: bytes) -> str:
 
 def listed(entry: Published, monkeypatch, **changed) -> Published:
     """The entry with other files, in the catalogue under the same name."""
-    parts = {name: getattr(entry, name) for name in entry.__dataclass_fields__} | changed
-    small = Published(**parts)
+    small = replace(entry, **changed)
     monkeypatch.setitem(PUBLISHED, entry.name, small)
     return small
 
@@ -93,8 +93,8 @@ def fashion(tmp_path: Path, server, monkeypatch) -> Path:
     contents = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
     server.files |= {f"/fashion-mnist/{name}": content for name, content in contents.items()}
     downloads = tuple(Download(n, len(c), md5(c)) for n, c in contents.items())
-    forms = published.idx_forms(FASHION_MNIST.forms[0].folders, downloads)
-    listed(FASHION_MNIST, monkeypatch, downloads=downloads, forms=forms)
+    forms = published.idx_forms(PUBLISHED["fashion-mnist"].forms[0].folders, downloads)
+    listed(PUBLISHED["fashion-mnist"], monkeypatch, downloads=downloads, forms=forms)
     return folder
 
 
@@ -108,11 +108,11 @@ def cifar100(tmp_path: Path, server, monkeypatch) -> Path:
         tar.add(folder, arcname=folder.name)
     content = archive.read_bytes()
     server.files[f"/cifar100/{archive.name}"] = content
-    first, *others = CIFAR100.forms
+    first, *others = PUBLISHED["cifar100"].forms
     sums = {name: md5((folder / name).read_bytes()) for name in first.files}
     forms = (Form(first.folders, sums, first.read), *others)
     downloads = (Download(archive.name, len(content), md5(content)),)
-    listed(CIFAR100, monkeypatch, downloads=downloads, forms=forms)
+    listed(PUBLISHED["cifar100"], monkeypatch, downloads=downloads, forms=forms)
     return archive
 
 

@@ -18,7 +18,7 @@ import fedlens as fl
 from fedlens.data import DATASETS, Source, published
 from fedlens.data.fetch import check, get_from, named_sets
 from fedlens.data.places import cache, roots
-from fedlens.data.published import CIFAR100, CIFAR100_COARSE, FASHION_MNIST, MNIST, PUBLISHED
+from fedlens.data.published import PUBLISHED
 from fedlens.storage import free_memory
 from fedlens.storage.reading import BadFile
 from tests.data.published_files import (
@@ -90,8 +90,10 @@ def test_cifar100_tells_its_fine_labels_from_its_coarse_ones(tmp_path):
     found = {k: DATASETS["cifar100"](Source(data=tmp_path), labels=k) for k in ("fine", "coarse")}
     assert found["fine"].train.labels.tolist() == [0, 99]
     assert found["coarse"].train.labels.tolist() == [4, 19]
-    assert (CIFAR100.classes[0], CIFAR100.classes[99]) == ("apple", "worm")
-    assert (CIFAR100_COARSE[4], CIFAR100_COARSE[19]) == ("fruit_and_vegetables", "vehicles_2")
+    entry = PUBLISHED["cifar100"]
+    assert (entry.classes[0], entry.classes[99]) == ("apple", "worm")
+    coarse = entry.coarse_classes
+    assert (coarse[4], coarse[19]) == ("fruit_and_vegetables", "vehicles_2")
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=3))
@@ -143,12 +145,12 @@ def test_labels_that_do_not_match_the_images_are_noticed(tmp_path):
 def test_files_of_the_other_mnist_are_not_taken_for_ones_own(tmp_path):
     write_idx_set(tmp_path, zipped=True)
     file = tmp_path / "t10k-labels-idx1-ubyte.gz"
-    first = np.array(FASHION_MNIST.first_test_labels, np.uint8)
+    first = np.array(PUBLISHED["fashion-mnist"].first_test_labels, np.uint8)
     file.write_bytes(gzip.compress(idx_bytes(first)))
     assert DATASETS["fashion-mnist"](Source(data=tmp_path)).test.labels.tolist() == first.tolist()
     with pytest.raises(ValueError, match="mnist is not in"):
         DATASETS["mnist"](Source(data=tmp_path))
-    assert MNIST.first_test_labels != FASHION_MNIST.first_test_labels
+    assert PUBLISHED["mnist"].first_test_labels != PUBLISHED["fashion-mnist"].first_test_labels
 
 
 class Malicious:

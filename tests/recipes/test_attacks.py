@@ -12,11 +12,11 @@ from fedlens.setup.algorithm import make_algorithm
 
 def test_five_of_25_clients_attack_and_buckets_are_before_a_defence():
     cells = bucketing.bucketing(Scale("smoke")).cells
-    one = cells[bucketing.cell("mimic", "bucketing", "krum")]
+    one = cells["mimic, bucketing, krum"]
     assert one.attack is not None and one.attack.options["clients"] == (20, 21, 22, 23, 24)
     assert [paper.name for paper in one.algorithm] == ["krum", "bucketing"]
     assert make_algorithm(one).combine.withstands(25) == 5
-    assert cells[bucketing.cell("long-tail", "plain", "mean")].attack is None
+    assert cells["long-tail, plain, mean"].attack is None
 
 
 def test_with_a_tail_of_classes_accuracy_weighs_them_so():

@@ -58,9 +58,8 @@ def test_the_map_names_who_is_best_and_reads_fedavg_before_tuning(best, kind):
     }
     results: Any = Results(Scale("smoke"), runs)
     assert map.winner(results, at) == kind
-    found = map.difference(results, at, "fine-tuned", "FedAvg")
-    assert found is not None
-    assert found.mean == pytest.approx(0.6 if best == "fine-tuned" else 0.1)
+    found = map.differences(results, at, "fine-tuned", "FedAvg")
+    assert found == pytest.approx([0.6 if best == "fine-tuned" else 0.1] * 2)
     assert map.winner(results, (100.0, 50)) is None, "nothing was run there"
     (tiles,) = (block for block in map.blocks(results) if isinstance(block, Tiles))
     assert [*tiles.cells()] == [("50", "0.05", kind)]

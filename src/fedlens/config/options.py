@@ -352,6 +352,12 @@ def _checker(kind: Any) -> Callable[[Any, Any, str], Any]:
     return KINDS.get(form, _record if is_dataclass(form) else _instance)
 
 
+def no_column(where: str, name: str, known: Iterable[str]) -> ValueError:
+    """The error for clients that are named by a column that is not there."""
+    hint = did_you_mean(name, known) if known else "add it, or choose another partition"
+    return ValueError(f"{where} no column {name!r} to name clients: {hint}")
+
+
 def refuse_unknown(
     content: Mapping[str, Any],
     known: Iterable[str],

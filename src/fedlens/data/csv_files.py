@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedlens.config.options import did_you_mean
+from fedlens.config.options import did_you_mean, no_column
 from fedlens.config.sections import Count, Share
 from fedlens.core.federation import Dataset
 from fedlens.data.arrays import Column
@@ -74,9 +74,7 @@ def listed_in(file: Path, client: str | None = None) -> Found:
     number = {name: i for i, name in enumerate(classes)}
     columns = _columns(rows)
     if client is not None and client not in columns:
-        known = sorted(columns)
-        hint = did_you_mean(client, known) if known else "add it, or choose another partition"
-        raise ValueError(f"{file}:1: there is no column {client!r} to name clients: {hint}")
+        raise no_column(f"{file}:1: there is", client, columns)
     parts, remark = _parts(file, rows)
     return Found(
         file.stem,

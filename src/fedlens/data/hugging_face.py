@@ -10,19 +10,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedlens.config.options import did_you_mean
+from fedlens.config.options import no_column
 from fedlens.config.sections import Count, Share
 from fedlens.core.federation import Dataset
 from fedlens.data.arrays import Column, demand_labels
 from fedlens.data.layouts import SPELLINGS, part_named, with_tests
-from fedlens.data.pictures import (
-    MEGAPIXELS,
-    TEST_SHARE,
-    Found,
-    OnError,
-    Part,
-    dataset,
-)
+from fedlens.data.pictures import MEGAPIXELS, TEST_SHARE, Found, OnError, Part, dataset
 from fedlens.data.places import Source
 from fedlens.storage.reading import reading
 
@@ -65,8 +58,7 @@ def hugging_face(
         if isinstance(feature, datasets.Value) and name not in (image, label)
     ]
     if client is not None and client not in kept:
-        hint = did_you_mean(client, kept) if kept else "choose another partition"
-        raise ValueError(f"{place} has no column {client!r} to name clients: {hint}")
+        raise no_column(f"{place} has", client, kept)
     with reading(place, REMEDY):
         labels = [value for split in chosen.values() for value in split[label]]
         columns = {

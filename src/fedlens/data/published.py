@@ -10,6 +10,7 @@ import io
 import math
 import pickle
 import struct
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -62,6 +63,7 @@ class Published:
     addresses: tuple[str, ...]  # each has all downloads
     downloads: tuple[Download, ...]
     first_test_labels: tuple[int, ...] = ()  # to distinguish sets with the same file names
+    coarse_classes: tuple[str, ...] = ()
 
     @property
     def contents(self) -> str:
@@ -221,170 +223,58 @@ def read_cifar_folder(
     return part(train), part(test)
 
 
-def idx_forms(folders: tuple[str, ...], downloads: tuple[Download, ...]) -> tuple[Form, ...]:
+def idx_forms(folders: Sequence[str], downloads: Sequence[Download]) -> tuple[Form, ...]:
     """MNIST's four files, gzipped as they are downloaded, or unpacked."""
     zipped: dict[str, str | None] = {file.name: file.md5 for file in downloads}
     plain: dict[str, str | None] = {file.name.removesuffix(".gz"): None for file in downloads}
     return (
-        Form(folders, zipped, partial(read_idx_folder, ending=".gz")),
-        Form(folders, plain, partial(read_idx_folder, ending="")),
+        Form(tuple(folders), zipped, partial(read_idx_folder, ending=".gz")),
+        Form(tuple(folders), plain, partial(read_idx_folder, ending="")),
     )
 
 
-SIZES_OF_MNIST = 60_000, 10_000, 28
-IDX_FILES = "train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"
-
-
-def _idx_downloads(*files: tuple[int, str]) -> tuple[Download, ...]:
-    """MNIST's four files, from their sizes and md5 sums."""
-    return tuple(
-        Download(f"{name}-ubyte.gz", *file) for name, file in zip(IDX_FILES, files, strict=True)
-    )
-
-
-FASHION_MNIST_FILES = _idx_downloads(
-    (26421880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-    (29515, "25c81989df183df01b3e8a0aad5dffbe"),
-    (4422102, "bef4ecab320f06d8554ea6380940ec79"),
-    (5148, "bb300cfdad3c16e7a12a480ee83cd310"),
-)
-FASHION_MNIST = Published(
-    "fashion-mnist",
-    *SIZES_OF_MNIST,
-    classes=(
-        *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
-        *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
-    ),
-    mean=(0.2860,),
-    std=(0.3530,),
-    forms=idx_forms(("fashion-mnist", "FashionMNIST/raw"), FASHION_MNIST_FILES),
-    addresses=(
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
-        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
-    ),
-    downloads=FASHION_MNIST_FILES,
-    first_test_labels=(9, 2, 1, 1, 6, 1, 4, 6, 5, 7),
-)
-
-MNIST_FILES = _idx_downloads(
-    (9912422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
-    (28881, "d53e105ee54ea40749a09fcbcd1e9432"),
-    (1648877, "9fb629c4189551a2d022fa330f9573f3"),
-    (4542, "ec29112dd5afa0611ce80d1b7f02629c"),
-)
-MNIST = Published(
-    "mnist",
-    *SIZES_OF_MNIST,
-    classes=tuple("0123456789"),
-    mean=(0.1307,),
-    std=(0.3081,),
-    forms=idx_forms(("mnist", "MNIST/raw"), MNIST_FILES),
-    addresses=(
-        "https://ossci-datasets.s3.amazonaws.com/mnist",
-        "https://storage.googleapis.com/cvdf-datasets/mnist",
-    ),
-    downloads=MNIST_FILES,
-    first_test_labels=(7, 2, 1, 0, 4, 1, 4, 9, 5, 9),
-)
-
-
-def _cifar(
-    name: str,
-    classes: tuple[str, ...],
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    folders: tuple[str, str],
+def cifar_forms(
+    folders: Sequence[str],
     files: Mapping[str, str],
-    train: tuple[str, ...],
-    test: tuple[str, ...],
-    labels: tuple[str, ...],
-    archive: Download,
-) -> Published:
-    """A set in CIFAR's two forms: folders of Python's files, with md5 sums, and of binary files."""
-    binary = [tuple(f"{file}.bin" for file in part) for part in (train, test)]
+    train: Sequence[str],
+    test: Sequence[str],
+    labels: Sequence[str],
+) -> tuple[Form, ...]:
+    """CIFAR's folders: of Python's files, with md5 sums, and of binary files."""
+    binary = [[f"{file}.bin" for file in part] for part in (train, test)]
     read = partial(read_cifar_folder, labels=labels)
-    forms = (
-        Form(folders[:1], files, partial(read, train=train, test=test, binary=False)),
+    named = dict.fromkeys((*binary[0], *binary[1]))
+    return (
+        Form(tuple(folders[:1]), files, partial(read, train=train, test=test, binary=False)),
         Form(
-            folders[1:],
-            dict.fromkeys((*binary[0], *binary[1])),
-            partial(read, train=binary[0], test=binary[1], binary=True),
+            tuple(folders[1:]), named, partial(read, train=binary[0], test=binary[1], binary=True)
         ),
     )
-    addresses = ("https://www.cs.toronto.edu/~kriz",)
-    return Published(
-        name, 50_000, 10_000, 32, classes, mean, std, forms, addresses, downloads=(archive,)
-    )
 
 
-CIFAR10 = _cifar(
-    "cifar10",
-    classes=(
-        *("airplane", "automobile", "bird", "cat", "deer"),
-        *("dog", "frog", "horse", "ship", "truck"),
-    ),
-    mean=(0.4914, 0.4822, 0.4465),
-    std=(0.2023, 0.1994, 0.2010),
-    folders=("cifar-10-batches-py", "cifar-10-batches-bin"),
-    files={
-        "data_batch_1": "c99cafc152244af753f735de768cd75f",
-        "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-        "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-        "data_batch_4": "634d18415352ddfa80567beed471001a",
-        "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
-        "test_batch": "40351d587109b95175f43aff81a1287e",
-        "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
-    },
-    train=tuple(f"data_batch_{i}" for i in range(1, 6)),
-    test=("test_batch",),
-    labels=("labels",),
-    archive=Download("cifar-10-python.tar.gz", 170498071, "c58f30108f718f92721af3b95e74349a"),
-)
+FILES = importlib.resources.files("fedlens.data") / "files"
 
-FINE = """
-apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
-camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup
-dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower
-leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid
-otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray
-road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
-sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
-wardrobe whale willow_tree wolf woman worm
-"""
 
-COARSE = """
-aquatic_mammals fish flowers food_containers fruit_and_vegetables household_electrical_devices
-household_furniture insects large_carnivores large_man-made_outdoor_things
-large_natural_outdoor_scenes large_omnivores_and_herbivores medium_mammals
-non-insect_invertebrates people reptiles small_mammals trees vehicles_1 vehicles_2
-"""
+def _catalogue() -> dict[str, Published]:
+    """The sets that published.toml describes."""
+    found = {}
+    for name, told in tomllib.loads((FILES / "published.toml").read_text("utf-8")).items():
+        downloads = tuple(Download(**one) for one in told.pop("downloads"))
+        own = {key: told.pop(key) for key in ("files", "train", "test", "labels") if key in told}
+        folders = told.pop("folders")
+        forms = cifar_forms(folders, **own) if own else idx_forms(folders, downloads)
+        about = {key: tuple(v) if isinstance(v, list) else v for key, v in told.items()}
+        found[name] = Published(name, forms=forms, downloads=downloads, **about)
+    return found
 
-CIFAR100_COARSE = tuple(COARSE.split())
 
-CIFAR100 = _cifar(
-    "cifar100",
-    classes=tuple(FINE.split()),
-    mean=(0.5071, 0.4865, 0.4409),
-    std=(0.2673, 0.2564, 0.2762),
-    folders=("cifar-100-python", "cifar-100-binary"),
-    files={
-        "train": "16019d7e3df5f24257cddd939b257f8d",
-        "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
-        "meta": "7973b15100ade9c7d40fb424638fde48",
-    },
-    train=("train",),
-    test=("test",),
-    labels=("coarse_labels", "fine_labels"),
-    archive=Download("cifar-100-python.tar.gz", 169001437, "eb9058c3a382ffc7106e4002c42a8d85"),
-)
+PUBLISHED = _catalogue()
 
 # Inside the package, so that runs need no files: a balanced tenth of Fashion-MNIST. Its MIT licence
 # is in the same folder; tools/make_mini.py makes it.
 MINI = "fashion-mnist-mini"
 MINI_SHA256 = "dbf491042f9bdebd4b2674d2c9e977868b0b456acafd75c06296b5b55988b513"
 MINI_CONTENTS = "6,000 + 1,000 images, 28×28, 10 classes"
-
-PUBLISHED = {entry.name: entry for entry in (FASHION_MNIST, MNIST, CIFAR10, CIFAR100)}
 
 
 def resized(dataset: Dataset, size: int | None) -> Dataset:
@@ -449,8 +339,9 @@ def remedy(name: str) -> str:
     )
 
 
-def load(entry: Published, source: Source) -> Dataset:
+def load(name: str, source: Source) -> Dataset:
     """Load a published set from its files on this machine."""
+    entry = PUBLISHED[name]
     found = find(entry, roots(source))
     if found is None:
         raise not_here(entry.name, source, remedy(entry.name))
@@ -482,13 +373,13 @@ def _mini() -> Dataset:
     """The data set, cached in the process: unpacking it takes as long as a small run."""
     arrays = numpy_files.read(io.BytesIO(mini_content()), MINI)
     train, test = (numpy_files.part(arrays, part, MINI) for part in ("train", "test"))
-    entry = FASHION_MNIST
+    entry = PUBLISHED["fashion-mnist"]
     return Dataset(MINI, train, test, entry.classes, entry.mean, entry.std)
 
 
 def mini_content() -> bytes:
     """The bytes of the file, after a check of their hash."""
-    file = importlib.resources.files("fedlens.data") / "files" / f"{MINI}.npz"
+    file = FILES / f"{MINI}.npz"
     content = file.read_bytes()
     if hashlib.sha256(content).hexdigest() != MINI_SHA256:
         raise ValueError(f"{file} is damaged: install fedlens again")
@@ -497,24 +388,24 @@ def mini_content() -> bytes:
 
 def fashion_mnist(source: Source, *, size: Count | None = None) -> Dataset:
     """Fashion-MNIST: 70,000 gray images of clothes, 28×28 or resized, 10 classes."""
-    return resized(load(FASHION_MNIST, source), size)
+    return resized(load("fashion-mnist", source), size)
 
 
 def mnist(source: Source, *, size: Count | None = None) -> Dataset:
     """MNIST: 70,000 gray images of handwritten digits, 28×28 or resized, 10 classes."""
-    return resized(load(MNIST, source), size)
+    return resized(load("mnist", source), size)
 
 
 def cifar10(source: Source, *, size: Count | None = None) -> Dataset:
     """CIFAR-10: 60,000 colour images, 32×32 or resized, 10 classes."""
-    return resized(load(CIFAR10, source), size)
+    return resized(load("cifar10", source), size)
 
 
 def cifar100(
     source: Source, *, labels: Literal["fine", "coarse"] = "fine", size: Count | None = None
 ) -> Dataset:
     """CIFAR-100: 60,000 colour images, 32×32 or resized, 100 fine or 20 coarse classes."""
-    dataset = resized(load(CIFAR100, source), size)
+    dataset = resized(load("cifar100", source), size)
     if labels == "fine":
         return dataset
 
@@ -522,4 +413,4 @@ def cifar100(
         return replace(part, labels=torch.from_numpy(part.columns["coarse"].astype("int64")))
 
     train, test = coarse(dataset.train), coarse(dataset.test)
-    return replace(dataset, train=train, test=test, classes=CIFAR100_COARSE)
+    return replace(dataset, train=train, test=test, classes=PUBLISHED["cifar100"].coarse_classes)

@@ -26,7 +26,7 @@ from fedlens.report.blocks import (
     is_drawn,
 )
 from fedlens.report.numbers import NONE
-from fedlens.report.pairs import estimate, format_p, picture_of, points
+from fedlens.report.pairs import estimate, picture_of, points
 from fedlens.runs.records import Run, settings, spent
 
 OPENING = "What was run"
@@ -175,21 +175,22 @@ def recipe(
     item: str,
     blocks: Callable[[Results], list[Block]],
     *,
-    on: Sequence[str],
+    on: Sequence[str] = (),
     seeds: tuple[int, int, int] = (1, 1, 3),
     small: str = "",
     also: Sequence[str] = (),
+    values: Mapping[str, str] = {},
     **more: Any,
 ) -> Recipe:
     """The recipe of an item, with its texts in notes.md and so many seeds at each scale.
 
     `on` are the paper's data sets: what replaces those that are not here is said first. `small` is
-    said at the scale small, `also` at every scale.
+    said at the scale small, `also` at every scale. `values` are those of {names} in the texts.
     """
     words = [*dict.fromkeys(map(scale.instead, on)), small * (scale.name == "small"), *also]
     stand_in = " ".join(filter(None, words))
-    seeded = range(scale.pick(*seeds))
-    return Recipe(*told(module, item), blocks, seeds=seeded, stand_in=stand_in, **more)
+    texts, seeded = told(module, item, **values), range(scale.pick(*seeds))
+    return Recipe(*texts, blocks, seeds=seeded, stand_in=stand_in, **more)
 
 
 def captioned(block: Block, captions: Mapping[str, str]) -> Block:
@@ -441,8 +442,7 @@ def paired(
         row = [NONE, NONE, NONE, "0"]
         if found := results.differences(cell, other, measure):
             one = estimate(found)
-            p = NONE if one.p is None else format_p(one.p)
-            row = [points(one.mean), one.between, p, str(one.n)]
+            row = [points(one.mean), one.between, one.chance, str(one.n)]
         rows.append([f"{cell} − {other}", *row])
     return Table(
         title=title,

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
-from fedlens.config.experiment import Experiment
+from fedlens.config.experiment import Experiment, Named
 from fedlens.config.options import did_you_mean
 from fedlens.data import DATASETS, Source
 from fedlens.data.places import roots
@@ -60,6 +60,17 @@ class Scale:
     def engine(self) -> Literal["auto", "sequential"]:
         """At `smoke` clients are trained one after another, which starts no process."""
         return "sequential" if self.name == "smoke" else "auto"
+
+    def experiment(
+        self,
+        dataset: str,
+        model: tuple[str | Named, str | Named, str | Named],
+        rounds: tuple[int, int, int],
+        **more: Any,
+    ) -> Experiment:
+        """An experiment with the paper's data set, or what takes its place here."""
+        used, made = self.dataset(dataset), self.pick(*model)
+        return Experiment(used, made, self.pick(*rounds), engine=self.engine, **more)
 
     def dataset(self, wanted: str, instead: str = EMBEDDED) -> str:
         """The data set to use for the paper's `wanted`.
@@ -204,6 +215,11 @@ def _last_quarter(run: Run) -> list[float]:
     """The test accuracies of the last quarter of a run's evaluations, at least one."""
     values = [y for y in run.curve("test_accuracy")[1] if math.isfinite(y)]
     return values[-max(round(len(values) * 0.25), 1) :] or [math.nan]
+
+
+def late(run: Run, count: int) -> float:
+    """The mean test accuracy of the last evaluations, so many."""
+    return statistics.fmean(run.curve("test_accuracy")[1][-count:])
 
 
 def volatility(values: Sequence[float]) -> float:

@@ -181,7 +181,7 @@ class Together:
     def left(self) -> Cells:
         """The cells to run: of equal experiments, if none is done, the one with the most rounds."""
         waiting = (places for places in self._equal if not any(map(self._is_done, places)))
-        furthest = (max(places, key=_num_saved) for places in waiting)
+        furthest = (max(places, key=lambda place: last_saved(place) or 0) for places in waiting)
         return {place: self.cells[place] for place in furthest}
 
     @property
@@ -208,7 +208,7 @@ class Together:
         return sum(max(map(self._rounds_done, places)) for places in self._equal)
 
     def _rounds_done(self, place: Path) -> int:
-        return self.cells[place].rounds if self._is_done(place) else _num_saved(place)
+        return self.cells[place].rounds if self._is_done(place) else last_saved(place) or 0
 
     def _is_done(self, place: Path) -> bool:
         """Whether it was run, here or by another item in a sibling folder."""
@@ -299,11 +299,6 @@ def _done(places: Iterable[Path]) -> dict[str, Path]:
 
 def _is_over(place: Path) -> bool:
     return read_status(place) in OVER
-
-
-def _num_saved(place: Path) -> int:
-    """Rounds of a run that a resume need not repeat."""
-    return last_saved(place) or 0
 
 
 def _is_ours(place: Path) -> bool:

@@ -6,7 +6,7 @@ import torch
 
 from fedlens.core.federation import Dataset
 from fedlens.data import DATASETS, Source
-from fedlens.recipes.page import beside, told
+from fedlens.recipes.page import beside, recipe
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Image, Samples
 
@@ -33,7 +33,7 @@ def samples(module: str, scale: Scale, wanted: str, each: int, published: dict[s
             ),
         ]
 
-    return Recipe(*told(module, "samples"), blocks, stand_in=scale.instead(wanted))
+    return recipe(module, scale, "samples", blocks, on=[wanted], seeds=(1, 1, 1))
 
 
 def _first(dataset: Dataset, label: int, count: int) -> list[Image]:

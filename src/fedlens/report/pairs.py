@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, TypeVar
 
 from fedlens.evaluation.intervals import holm, p_value
 from fedlens.report.blocks import Intervals, Marks
@@ -22,6 +22,8 @@ from fedlens.report.groups import (
 )
 from fedlens.report.numbers import NONE
 from fedlens.runs.records import PART_NAMES, Run
+
+K = TypeVar("K")
 
 SURE = 0.05  # a difference with a p-value below this is significant
 CONFIDENCE = 0.95
@@ -43,6 +45,10 @@ class Estimate:
     def between(self) -> str:
         """The ends of the interval, in points."""
         return NONE if self.low is None else f"{points(self.low)} to {points(self.high)}"
+
+    @property
+    def chance(self) -> str:
+        return NONE if self.p is None else format_p(self.p)
 
     def words(self) -> str:
         """The mean and, if it is known, the interval, in points."""
@@ -319,6 +325,15 @@ def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimat
     half = quantile(confidence, n - 1) * std / math.sqrt(n)
     p = p_value(mean / (std / math.sqrt(n)), n - 1) if std else None
     return Estimate(n, mean, std, mean - half, mean + half, p)
+
+
+def corrected(
+    found: Mapping[K, Sequence[float]], confidence: float = CONFIDENCE
+) -> dict[K, Estimate]:
+    """Estimates of means by key, whose p-values are corrected for their number (Holm)."""
+    made = {key: estimate(values, confidence) for key, values in found.items()}
+    ps = holm([one.p for one in made.values()])
+    return {key: replace(one, p=p) for (key, one), p in zip(made.items(), ps, strict=True)}
 
 
 @cache  # called for every round of a curve

@@ -248,16 +248,14 @@ def interval_in(holder: Mapping[str, Any], key: str) -> tuple[float, float] | No
     return (ends[0], ends[1]) if len(ends) == 2 and all(map(is_number, ends)) else None
 
 
+def first_with(records: Records, target: float, key: str) -> Mapping[str, Any]:
+    """The first record in which a measure was at least `target`; empty if there is none."""
+    return next((r for r in records if is_number(r.get(key)) and r[key] >= target), {})
+
+
 def rounds_to(records: Records, target: float, key: str = "test_accuracy") -> int | None:
-    """The first round in which a measure was at least `target`, or None if there is none."""
-    reached = (r["round"] for r in records if is_number(r.get(key)) and r[key] >= target)
-    return next(reached, None)
-
-
-def clock_at(records: Records, target: float, key: str = "test_accuracy") -> float | None:
-    """The time on the virtual clock when a measure first was at least `target`, or None."""
-    reached = (r["clock"] for r in records if is_number(r.get(key)) and r[key] >= target)
-    return next(reached, None)
+    """The round of that record, or None."""
+    return first_with(records, target, key).get("round")
 
 
 def at_rounds(

@@ -15,7 +15,7 @@ from fedlens.evaluation.measures import OF_MODEL, best, measure_name
 from fedlens.evaluation.metrics import spread
 from fedlens.rounds import State
 from fedlens.rounds.cohorts import Reports
-from fedlens.runs.records import Record, at_round_numbers, clock_at, is_number, rounds_to
+from fedlens.runs.records import Record, at_round_numbers, first_with, is_number, rounds_to
 from fedlens.setup import Setup
 
 TENTHS = range(10, 100, 10)  # accuracies in percent whose time on the virtual clock is given
@@ -173,7 +173,9 @@ def _on_clock(setup: Setup, records: list[Record]) -> dict[str, Any]:
     found: dict[str, Any] = {"clock": records[-1]["clock"] if records else 0.0}
     if setup.experiment.evaluate.on:
         accuracy = measure_name(primary_part(setup.experiment), "accuracy")
-        reached = {percent: clock_at(records, percent / 100, accuracy) for percent in TENTHS}
+        reached = {
+            percent: first_with(records, percent / 100, accuracy).get("clock") for percent in TENTHS
+        }
         found["clock_to"] = {str(p): time for p, time in reached.items() if time is not None}
     return found
 

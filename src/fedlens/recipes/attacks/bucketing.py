@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import statistics
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
-from fedlens.recipes.page import beside, curves, note, published, told
-from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
+from fedlens.recipes.page import beside, curves, note, published, recipe
+from fedlens.recipes.recipe import Measured, Recipe, Results, Scale, late
 from fedlens.report.blocks import Block
-from fedlens.report.numbers import NONE
 from fedlens.runs.records import Run
 
 LR = 0.01
@@ -39,25 +38,14 @@ def defences(hostile: int) -> dict[str, tuple[Named, ...]]:
     }
 
 
-def cell(attack: str, before: str, defence: str) -> str:
-    return f"{attack}, {before}, {defence}"
-
-
 def bucketing(scale: Scale) -> Recipe:
-    theirs = published(__name__)
     cells = {
-        cell(attack, before, defence): _experiment(scale, attack, before, defence)
+        f"{attack}, {before}, {defence}": _experiment(scale, attack, before, defence)
         for attack in (LONG_TAIL, *ATTACKS)
-        for before, known in theirs[attack].items()
+        for before, known in published(__name__)[attack].items()
         for defence in known
     }
-    return Recipe(
-        *told(__name__, "bucketing"),
-        blocks,
-        cells=cells,
-        seeds=range(scale.pick(1, 1, 3)),
-        stand_in=scale.instead("mnist"),
-    )
+    return recipe(__name__, scale, "bucketing", blocks, cells=cells, on=["mnist"])
 
 
 def _experiment(scale: Scale, attack: str, before: str, defence: str) -> Experiment:
@@ -68,22 +56,16 @@ def _experiment(scale: Scale, attack: str, before: str, defence: str) -> Experim
         papers = (*papers, Named("bucketing", {"size": 2}))
     options: dict[str, Any] = {"tail": TAIL} if is_tail else {"mixed": HOSTILE}
     hostile = [*range(HONEST, count)]
-    return Experiment(
-        dataset=Named(scale.dataset("mnist")),
-        model=Named(scale.pick("linear", "pfl-cnn", "pfl-cnn")),
-        rounds=scale.pick(2, 300, 4500 if is_tail else 600),
-        engine=scale.engine,
+    return scale.experiment(
+        "mnist",
+        ("linear", "pfl-cnn", "pfl-cnn"),
+        (2, 300, 4500 if is_tail else 600),
         clients=Clients(count=count, partition=Named("slices", options)),
         local=LocalTraining(steps=1, batch_size=32, lr=LR),
         evaluate=Evaluate(every=scale.pick(1, 30, 30)),
         algorithm=papers,
         attack=None if is_tail else Named(attack, {"clients": hostile, **ATTACKS[attack]}),
     )
-
-
-def late(run: Run) -> float:
-    """The mean test accuracy of the last evaluations."""
-    return statistics.fmean(run.curve("test_accuracy")[1][-COUNTED:])
 
 
 def on_tail(run: Run) -> float | None:
@@ -103,19 +85,14 @@ def blocks(results: Results) -> list[Block]:
     compared = results.scale.dataset("mnist") == "mnist"
     shown: list[Block] = []
     for attack in (LONG_TAIL, *ATTACKS):
-        score = on_tail if attack == LONG_TAIL else late
-        rows = []
+        score = on_tail if attack == LONG_TAIL else partial(late, count=COUNTED)
+        rows, names = [], {}
         for before, known in theirs[attack].items():
             for defence, number in known.items():
-                runs = results.runs[cell(attack, before, defence)]
-                ours = Measured.of([score(run) for run in runs]) if runs else None
-                words = f"{defence}, s = 2" if before == "bucketing" else defence
-                rows.append((words, number, ours or NONE))
+                cell = f"{attack}, {before}, {defence}"
+                names[cell] = defence + ", s = 2" * (before == "bucketing")
+                ours = Measured.of([score(run) for run in results.runs[cell]])
+                rows.append((names[cell], number, ours))
         shown.append(beside(rows, title=f"{attack}: accuracy, %", of="defence", compared=compared))
-        names = {
-            cell(attack, before, defence): defence + ", s = 2" * (before == "bucketing")
-            for before, known in theirs[attack].items()
-            for defence in known
-        }
         shown.append(curves(results, names, title=f"{attack}: test accuracy by round"))
     return [*shown, note(__name__, "What differs from the logs")]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
-from fedlens.recipes.page import beside, note, published, told
+from fedlens.recipes.page import beside, note, published, recipe
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Heat
 
@@ -13,12 +15,10 @@ MOMENTUM = 0.9
 LR = 0.1 * (1 - MOMENTUM)  # of m = 0.9 m + g, for 0.1 with m = 0.9 m + 0.1 g
 
 
-def gammas(scale: Scale) -> tuple[str, ...]:
-    return scale.pick(("0.33", "1"), ("0.33", "1"), ("0.33", "0.66", "1"))
-
-
-def counts(scale: Scale) -> tuple[int, ...]:
-    return scale.pick((1, 4), (1, 4), (1, 2, 3, 4))
+def axes(scale: Scale) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """γ, and the numbers of hostile clients."""
+    few = ("0.33", "1"), (1, 4)
+    return scale.pick(few, few, (("0.33", "0.66", "1"), (1, 2, 3, 4)))
 
 
 def cell(gamma: str, hostile: int, attack: str) -> str:
@@ -26,27 +26,16 @@ def cell(gamma: str, hostile: int, attack: str) -> str:
 
 
 def byzfl_heat_map(scale: Scale) -> Recipe:
-    return Recipe(
-        *told(__name__, "byzfl-heat-map"),
-        blocks,
-        cells={
-            cell(gamma, hostile, attack): _experiment(scale, gamma, hostile, attack)
-            for gamma in gammas(scale)
-            for hostile in counts(scale)
-            for attack in ATTACKS
-        },
-        seeds=range(scale.pick(1, 1, 3)),
-        stand_in=scale.instead("mnist"),
-    )
+    cells = {cell(*one): _experiment(scale, *one) for one in product(*axes(scale), ATTACKS)}
+    return recipe(__name__, scale, "byzfl-heat-map", blocks, cells=cells, on=["mnist"])
 
 
 def _experiment(scale: Scale, gamma: str, hostile: int, attack: str) -> Experiment:
     alike = {"alike": float(gamma), "mixed": hostile}
-    return Experiment(
-        dataset=Named(scale.dataset("mnist")),
-        model=Named(scale.pick("linear", "byzfl-cnn", "byzfl-cnn")),
-        rounds=scale.pick(2, 100, 800),
-        engine=scale.engine,
+    return scale.experiment(
+        "mnist",
+        ("linear", "byzfl-cnn", "byzfl-cnn"),
+        (2, 100, 800),
         clients=Clients(count=HONEST + hostile, partition=Named("slices", alike)),
         local=LocalTraining(
             steps=1, batch_size=25, lr=LR, momentum=MOMENTUM, weight_decay=1e-4, reset=False
@@ -64,14 +53,9 @@ def worst(results: Results, gamma: str, hostile: int) -> Measured | None:
 
 
 def blocks(results: Results) -> list[Block]:
-    scale, theirs = results.scale, published(__name__)["byzfl"]
-    rows, columns = gammas(scale), counts(scale)
-    found = {(g, f): worst(results, g, f) for g in rows for f in columns}
-    table = [
-        (f"γ {gamma}, f {hostile}", theirs[gamma][hostile - 1], found[gamma, hostile])
-        for gamma in rows
-        for hostile in columns
-    ]
+    theirs = published(__name__)["byzfl"]
+    rows, columns = axes(results.scale)
+    found = {(g, f): worst(results, g, f) for g, f in product(rows, columns)}
     heat = Heat(
         title="Accuracy under the worst attack",
         values=[[one.mean if (one := found[g, f]) else None for f in columns] for g in rows],
@@ -83,9 +67,10 @@ def blocks(results: Results) -> list[Block]:
         percent=True,
         digits=1,
     )
-    compared = scale.dataset("mnist") == "mnist"
-    return [
-        heat,
-        beside(table, title="Beside the published map, %", of="setting", compared=compared),
-        note(__name__, "What differs from ByzFL"),
-    ]
+    table = beside(
+        [(f"γ {g}, f {f}", theirs[g][f - 1], one) for (g, f), one in found.items()],
+        title="Beside the published map, %",
+        of="setting",
+        compared=results.scale.dataset("mnist") == "mnist",
+    )
+    return [heat, table, note(__name__, "What differs from ByzFL")]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from fedlens.config.experiment import Clients, Experiment, LocalTraining, Named
-from fedlens.evaluation.intervals import holm
-from fedlens.recipes.page import bars, curves, note, told
+from fedlens.recipes.page import bars, curves, note, recipe
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Table
-from fedlens.report.pairs import estimate, format_p, points
+from fedlens.report.pairs import corrected, points
 
 BATCH, STEPS = 64, 94  # of a client with a tenth of the images
 METHODS = {
@@ -37,35 +38,21 @@ def attacks(scale: Scale) -> tuple[str, ...]:
     return scale.pick((NOBODY, "sign-flip"), (NOBODY, "sign-flip", "optimal-ipm"), tuple(ATTACKS))
 
 
-def cell(split: str, method: str, attack: str) -> str:
-    return f"{split}, {method}, {attack}"
-
-
 def methods(scale: Scale) -> Recipe:
-    return Recipe(
-        *told(__name__, "methods"),
-        blocks,
-        cells={
-            cell(split, method, attack): _experiment(scale, split, method, attack)
-            for split in SPLITS
-            for method in METHODS
-            for attack in attacks(scale)
-        },
-        seeds=range(scale.pick(1, 2, 10)),
-        ours=True,
-        stand_in=scale.instead("fashion-mnist"),
-    )
+    axes = product(SPLITS, METHODS, attacks(scale))
+    cells = {", ".join(one): _experiment(scale, *one) for one in axes}
+    on, seeds = ["fashion-mnist"], (1, 2, 10)
+    return recipe(__name__, scale, "methods", blocks, cells=cells, on=on, seeds=seeds, ours=True)
 
 
 def _experiment(scale: Scale, split: str, method: str, attack: str) -> Experiment:
     partition = SPLITS[split]
     if scale.name == "smoke" and partition.options:  # a tenth of the images
         partition = Named(partition.name, {"alpha": 0.1, "min_size": 10})
-    return Experiment(
-        dataset=Named(scale.dataset("fashion-mnist")),
-        model=Named(scale.pick("linear", "lenet5", "lenet5")),
-        rounds=scale.pick(2, 15, 30),
-        engine=scale.engine,
+    return scale.experiment(
+        "fashion-mnist",
+        ("linear", "lenet5", "lenet5"),
+        (2, 15, 30),
         clients=Clients(count=10, partition=partition),
         local=LocalTraining(batch_size=BATCH, lr=0.05),
         algorithm=(METHODS[method],),
@@ -78,30 +65,32 @@ def blocks(results: Results) -> list[Block]:
     shown: list[Block] = [
         bars(
             list(METHODS),
-            {a: [results.final(cell(split, m, a)) for m in METHODS] for a in some},
+            {a: [results.final(f"{split}, {m}, {a}") for m in METHODS] for a in some},
             title=f"{split}: accuracy with one hostile client of ten",
             digits=1,
         )
         for split in SPLITS
     ]
     for split in SPLITS:
-        found = {}
-        for attack in some[1:]:
-            for method in METHODS:
-                lost = results.differences(cell(split, method, NOBODY), cell(split, method, attack))
-                if lost:
-                    found[method, attack] = estimate(lost)
-        sure = holm([one.p for one in found.values()])
+        lost = {
+            (method, attack): values
+            for attack, method in product(some[1:], METHODS)
+            if (
+                values := results.differences(
+                    f"{split}, {method}, {NOBODY}", f"{split}, {method}, {attack}"
+                )
+            )
+        }
         rows = [
-            [method, attack, points(one.mean), one.between, "–" if p is None else format_p(p)]
-            for ((method, attack), one), p in zip(found.items(), sure, strict=True)
+            [*key, points(one.mean), one.between, one.chance]
+            for key, one in corrected(lost).items()
         ]
         header = ("method", "attack", "loses", "95% confidence interval", "p (Holm)")
         shown.append(Table(title=f"{split}: what the attack costs", header=header, rows=rows))
     shown += [
         curves(
             results,
-            {cell(split, method, some[-1]): method for method in METHODS},
+            {f"{split}, {method}, {some[-1]}": method for method in METHODS},
             title=f"{split}: accuracy by round under {some[-1]}",
         )
         for split in SPLITS

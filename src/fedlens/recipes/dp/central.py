@@ -33,11 +33,10 @@ def mnist(scale: Scale) -> Recipe:
 def pfl_cifar10(scale: Scale) -> Recipe:
     """Privacy of clients, with the noise of a larger federation."""
     private = Privacy(epsilon=2.0, delta=1e-6, clip=0.4, noise_cohort=1000, population=1_000_000)
-    plain = Experiment(
-        dataset=Named(scale.dataset("cifar10")),
-        model=Named(scale.pick("linear", "pfl-cnn", "pfl-cnn")),
-        rounds=scale.pick(2, 150, 1500),
-        engine=scale.engine,
+    plain = scale.experiment(
+        "cifar10",
+        ("linear", "pfl-cnn", "pfl-cnn"),
+        (2, 150, 1500),
         clients=Clients(count=1000, per_round=50, partition=Named("iid")),
         local=LocalTraining(epochs=1, batch_size=10, lr=0.1),
         evaluate=Evaluate(every=scale.pick(1, 10, 50)),
@@ -58,11 +57,10 @@ def _central(
         lr = _falling(local["lr"], rounds) if dataset == "cifar10" else local["lr"]
         private = given.get("privacy")
         own = "opacus-cnn" if cell.startswith("Opacus") else model
-        cells[cell] = Experiment(
-            dataset=Named(scale.dataset(dataset)),
-            model=Named(scale.pick("linear", own, own)),
-            rounds=rounds,
-            engine=scale.engine,
+        cells[cell] = scale.experiment(
+            dataset,
+            ("linear", own, own),
+            (rounds, rounds, rounds),
             clients=Clients(count=1, partition=Named("iid")),
             local=LocalTraining(**{**local, "steps": steps, "lr": lr, "reset": False}),
             evaluate=Evaluate(every=max(rounds // 20, 1)),

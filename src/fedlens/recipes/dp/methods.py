@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from fedlens.config.experiment import Clients, Experiment, LocalTraining, Named, Privacy
 from fedlens.recipes.page import bars, curves, note, recipe
-from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
+from fedlens.recipes.recipe import Measured, Recipe, Results, Scale, late
 from fedlens.report.blocks import Block, Table
 from fedlens.report.numbers import NONE
 from fedlens.report.pairs import estimate
-from fedlens.runs.records import Run
 
 BATCH, STEPS = 256, 24  # of a client with a tenth of the images, in an epoch
 METHODS = {
@@ -29,7 +28,7 @@ SPLITS = {
 }
 EPSILONS = {"∞": None, "8": 8.0, "2": 2.0}
 LR, PRIVATE_LR, CLIP = 0.5, 1.0, 0.5
-COUNTED = 10  # evaluations at the end
+READ_OUT = partial(late, count=10)
 
 
 def cell(split: str, method: str, epsilon: str) -> str:
@@ -51,11 +50,10 @@ def _experiment(scale: Scale, split: str, method: str, epsilon: str) -> Experime
     if (target := EPSILONS[epsilon]) is not None:
         counts = 20.0 if method == "FedNS" else None
         private = Privacy(unit="example", epsilon=target, clip=CLIP, count_noise=counts)
-    return Experiment(
-        dataset=Named(scale.dataset("fashion-mnist")),
-        model=Named(scale.pick("linear", "tanh-cnn", "tanh-cnn")),
-        rounds=scale.pick(2, 15, 30),
-        engine=scale.engine,
+    return scale.experiment(
+        "fashion-mnist",
+        ("linear", "tanh-cnn", "tanh-cnn"),
+        (2, 15, 30),
         clients=Clients(count=10, partition=partition),
         local=LocalTraining(batch_size=BATCH, lr=PRIVATE_LR if private else LR),
         privacy=private,
@@ -63,63 +61,49 @@ def _experiment(scale: Scale, split: str, method: str, epsilon: str) -> Experime
     )
 
 
-def late(run: Run) -> float:
-    """The mean test accuracy of the last evaluations."""
-    return statistics.fmean(run.curve("test_accuracy")[1][-COUNTED:])
-
-
 def blocks(results: Results) -> list[Block]:
-    pictures = [
+    kinds = zip(*(_of_split(results, split) for split in SPLITS), strict=True)
+    return [*itertools.chain(*kinds), note(__name__, "How methods is read")]
+
+
+def _of_split(results: Results, split: str) -> tuple[Block, ...]:
+    def ends(method: str, epsilon: str) -> Measured | None:
+        return Measured.of(list(map(READ_OUT, results.runs[cell(split, method, epsilon)])))
+
+    return (
         bars(
             list(METHODS),
-            {
-                f"ε {epsilon}": [
-                    Measured.of(list(map(late, results.runs[cell(split, name, epsilon)])))
-                    for name in METHODS
-                ]
-                for epsilon in EPSILONS
-            },
+            {f"ε {epsilon}": [ends(name, epsilon) for name in METHODS] for epsilon in EPSILONS},
             title=f"{split}: accuracy by method and ε",
             digits=1,
-        )
-        for split in SPLITS
-    ]
-    others = [name for name in METHODS if name != "FedAvg"]
-    costs = [
+        ),
         _table(
             results,
             f"{split}: what privacy costs",
             {m: [(cell(split, m, e), cell(split, m, "∞")) for e in EPSILONS] for m in METHODS},
-        )
-        for split in SPLITS
-    ]
-    gains = [
+        ),
         _table(
             results,
             f"{split}: what a method brings",
             {
                 f"{m} − FedAvg": [(cell(split, m, e), cell(split, "FedAvg", e)) for e in EPSILONS]
-                for m in others
+                for m in METHODS
+                if m != "FedAvg"
             },
-        )
-        for split in SPLITS
-    ]
-    by_round = [
+        ),
         curves(
             results,
             {cell(split, name, "2"): name for name in METHODS},
             title=f"{split}: accuracy by round at ε 2",
-        )
-        for split in SPLITS
-    ]
-    return [*pictures, *costs, *gains, *by_round, note(__name__, "How methods is read")]
+        ),
+    )
 
 
 def _table(results: Results, title: str, rows: Mapping[str, Sequence[tuple[str, str]]]) -> Table:
     """Differences of two cells each, by seed: a row of them for each method, by ε."""
     body = []
     for name, pairs in rows.items():
-        found = [[late(a) - late(b) for a, b in results.pairs(*pair)] for pair in pairs]
+        found = [[READ_OUT(a) - READ_OUT(b) for a, b in results.pairs(*pair)] for pair in pairs]
         body.append([name, *(estimate(one).words() if one else NONE for one in found)])
     kept = [row for row in body if any(entry != NONE for entry in row[1:])]
     return Table(title=title, header=["", *(f"ε {epsilon}" for epsilon in EPSILONS)], rows=kept)

@@ -66,22 +66,21 @@ def experiment(
     per_round: int = 3,
     partition: Named | None = None,
     rounds: int = 20,
-    model: Named | None = None,
+    model: str = "",
     outputs: int | None = 1000,
     lr: float | None = None,
     scratch: bool = False,
 ) -> Experiment:
     """The report's setting; values that it omits are from the book whose code it uses."""
-    model = model or scale.pick(Named("linear"), Named("simple-cnn"), Named("resnet18"))
+    model = model or scale.pick("linear", "simple-cnn", "resnet18")
     partition = partition or sizes("homogeneous")
-    return Experiment(
-        dataset=Named(scale.dataset("cifar10")),
-        model=model,
-        rounds=scale.pick(2, rounds // 2, rounds),
-        engine=scale.engine,
+    return scale.experiment(
+        "cifar10",
+        (model, model, model),
+        (2, rounds // 2, rounds),
         augment=scale.pick(Augment(), Augment(), Augment(crop=4, flip=True)),
         outputs=outputs and scale.pick(20, outputs, outputs),
-        weights=pretrained(scale) if model.name == "resnet18" and not scratch else None,
+        weights=pretrained(scale) if model == "resnet18" and not scratch else None,
         clients=Clients(count=count, per_round=per_round, partition=partition),
         local=LocalTraining(
             epochs=scale.pick(1, 1, 3),
@@ -482,9 +481,7 @@ def architectures(scale: Scale) -> Recipe:
     rates = scale.pick((0.05,), (0.05,), (0.001, 0.01))
     networks = {f"{name}, lr {lr:g}": (name, lr) for name in models for lr in rates}
     cells = {
-        cell: experiment(
-            scale, FEDAVG, model=Named(models[name]), outputs=None, lr=lr, scratch=True
-        )
+        cell: experiment(scale, FEDAVG, model=models[name], outputs=None, lr=lr, scratch=True)
         for cell, (name, lr) in networks.items()
     }
     if pretrained(scale):

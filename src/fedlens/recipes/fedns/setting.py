@@ -8,7 +8,7 @@ from functools import partial
 from typing import Literal
 
 from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
-from fedlens.recipes.page import ahead, beside, curves, note, paired, published, sentences, told
+from fedlens.recipes.page import ahead, beside, curves, note, paired, published, recipe, sentences
 from fedlens.recipes.recipe import NUM_CLASSES, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Table, Text
 
@@ -79,26 +79,27 @@ def figure3(scale: Scale) -> Recipe:
 
 
 def _recipe(study: Study, scale: Scale, item: Literal["table", "figure"]) -> Recipe:
-    light = [sentences(__name__, "Small")] if scale.name == "small" else []
-    return Recipe(
-        *told(__name__, item, dataset=study.dataset),
+    return recipe(
+        __name__,
+        scale,
+        item,
         partial(table_blocks if item == "table" else figure_blocks, study),
         cells={cell: _experiment(study, scale, *axes) for cell, axes in CELLS.items()},
-        seeds=range(scale.pick(2, 3, 10)),
-        stand_in=" ".join([*light, scale.instead(study.dataset)]).strip(),
+        on=[study.dataset],
+        seeds=(2, 3, 10),
+        small=sentences(__name__, "Small"),
+        values={"dataset": study.dataset},
     )
 
 
 def _experiment(study: Study, scale: Scale, split: str, algorithm: str) -> Experiment:
     most = scale.pick(2, min(study.per_class, 10), study.per_class)
     drawn = {"per_class": most} if split == "iid" else {"low": 1, "high": 2 * most}
-    gray = study.dataset == "fashion-mnist"
-    light = Named("lenet5") if gray else Named("simple-cnn")
-    return Experiment(
-        dataset=Named(scale.dataset(study.dataset)),
-        model=scale.pick(Named("linear"), light, study.model),
-        rounds=scale.pick(3, 15, 50),
-        engine=scale.engine,
+    light = "lenet5" if study.dataset == "fashion-mnist" else "simple-cnn"
+    return scale.experiment(
+        study.dataset,
+        ("linear", light, study.model),
+        (3, 15, 50),
         clients=Clients(count=10, per_round=10, partition=Named("fresh", drawn)),
         local=LocalTraining(epochs=scale.pick(1, 5, 5), batch_size=10, lr=0.01),
         evaluate=Evaluate(on=("test",)),

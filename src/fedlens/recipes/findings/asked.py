@@ -186,8 +186,4 @@ def importance(scale: Scale) -> Recipe:
             cells[f"{form}, {name}"] = replace(one, algorithm=algorithm)
             if power is not None:
                 sums[f"{form}: {name} − no FedIR"] = ahead(f"{form}, {name}", f"{form}, no FedIR")
-
-    def shown(results: Results) -> list[Block]:
-        return [curves(results, title="Test accuracy by round")]
-
-    return finding(scale, "importance", cells, sums, shown, dataset="cifar100", seeds=3)
+    return finding(scale, "importance", cells, sums, dataset="cifar100", seeds=3)

@@ -11,12 +11,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean
 
-from fedlens.evaluation.intervals import holm
 from fedlens.recipes.page import mean_of
 from fedlens.recipes.recipe import Measured, Results
 from fedlens.report.blocks import Intervals, Marks, Table
 from fedlens.report.numbers import NONE
-from fedlens.report.pairs import CONFIDENCE, estimate, format_p, points
+from fedlens.report.pairs import CONFIDENCE, corrected, points
 from fedlens.runs.records import Run, settings
 
 LAST = 10  # evaluations
@@ -65,18 +64,17 @@ def compared(
     found = {name: [*by_seed(results, sum, read_out).values()] for name, sum in sums.items()}
     shown = {name: values for name, values in found.items() if values}
     together = 1 - (1 - CONFIDENCE) / max(len(shown), 1)
-    told = {
-        name: estimate(values, together) if all(map(math.isfinite, values)) else None
+    sound = {name: values for name, values in shown.items() if all(map(math.isfinite, values))}
+    told = corrected(sound, together)
+    rows = [
+        [
+            name,
+            *([points(one.mean), one.between, one.chance] if one else ["diverged", NONE, NONE]),
+            str(len(values)),
+        ]
         for name, values in shown.items()
-    }
-    sure = holm([one.p if one else None for one in told.values()])
-    rows: list[list[str]] = []
-    for (name, one), p in zip(told.items(), sure, strict=True):
-        cells = ["diverged", NONE, NONE]
-        if one is not None:
-            interval = NONE if one.low is None else f"{points(one.low)} to {points(one.high)}"
-            cells = [points(one.mean), interval, NONE if p is None else format_p(p)]
-        rows.append([name, *cells, str(len(shown[name]))])
+        for one in [told.get(name)]
+    ]
     return Table(
         title=title,
         header=("comparison", "points", "interval", "p (Holm)", "n"),

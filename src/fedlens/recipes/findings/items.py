@@ -23,7 +23,7 @@ from fedlens.recipes.ghaemi.algorithms import (
     published,
 )
 from fedlens.recipes.hsu2020.tables import each_alone
-from fedlens.recipes.page import curves, note, told
+from fedlens.recipes.page import curves, note, recipe
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale, volatility, with_settings
 from fedlens.report.blocks import Block, Curves, Line, Table
 from fedlens.report.numbers import NONE
@@ -38,27 +38,25 @@ def finding(
     item: str,
     cells: Mapping[str, Experiment],
     sums: Mapping[str, Sum],
-    shown: Figure,
+    shown: Figure | None = None,
     *,
     dataset: str,
     seeds: int,
 ) -> Recipe:
-    """A page with a figure, where runs end, how they differ, and what that does not say."""
+    """A page with a figure, where runs end, how they differ, and what that does not say.
+
+    Without one, the figure has the curves of all runs.
+    """
 
     def blocks(results: Results) -> list[Block]:
-        figure, *more = shown(results)
+        by_round = shown or (lambda _: [curves(results, title="Test accuracy by round")])
+        figure, *more = by_round(results)
         found = [compared(results, sums), levels(results, cells)]
         notes = [note(__name__, "The statistics"), note(__name__, f"{item} / Limits")]
         return [figure, *found, *more, *notes]
 
-    return Recipe(
-        *told(__name__, item),
-        blocks,
-        cells=cells,
-        seeds=range(scale.pick(1, 1, seeds)),
-        stand_in=scale.instead(dataset),
-        ours=True,
-    )
+    on, seeded = [dataset], (1, 1, seeds)
+    return recipe(__name__, scale, item, blocks, cells=cells, on=on, seeds=seeded, ours=True)
 
 
 def double_softmax(scale: Scale) -> Recipe:
@@ -126,11 +124,7 @@ def _dead_by_seed(results: Results, cells: list[str]) -> Table:
 
 def step_size(scale: Scale) -> Recipe:
     """Is it more clients that help, or the longer step that λ then makes?"""
-    cells = {
-        f"{name}, {c} a round": report.experiment(scale, rule, count=10, per_round=c)
-        for name, rule in report.RULES.items()
-        for c in report.COHORTS
-    }
+    cells = report.figure14(scale).cells
     few, many = report.COHORTS[0], report.COHORTS[-1]
     rise = {
         name: ahead(f"{name}, {many} a round", f"{name}, {few} a round") for name in report.RULES
@@ -142,24 +136,12 @@ def step_size(scale: Scale) -> Recipe:
     sums[f"FedAvg with {few} − λ rule with {many} a round"] = ahead(
         f"FedAvg, {few} a round", f"λ rule, {many} a round"
     )
-
-    def shown(results: Results) -> list[Block]:
-        return [curves(results, title="Test accuracy by round")]
-
-    return finding(scale, "step-size", cells, sums, shown, dataset="cifar10", seeds=5)
+    return finding(scale, "step-size", cells, sums, dataset="cifar10", seeds=5)
 
 
 def lost_data(scale: Scale) -> Recipe:
     """Do unequal clients cost accuracy, or the images that the printed code leaves out?"""
-    rule = {name: f"λ rule, {name}" for name in report.SPLITS}
-    cells = {
-        cell: report.experiment(scale, report.LAMBDA, partition=report.SPLITS[name], rounds=30)
-        for name, cell in rule.items()
-    }
-    for name in ("homogeneous", "low, renormalised"):
-        cells[f"FedAvg, {name}"] = report.experiment(
-            scale, report.FEDAVG, partition=report.SPLITS[name], rounds=30
-        )
+    cells, rule = report.figure16(scale).cells, {name: f"λ rule, {name}" for name in report.SPLITS}
     whole, quarter = rule["homogeneous"], rule["equal, a quarter of the images"]
     low = rule["low, truncated"]
     sums = {

@@ -61,14 +61,12 @@ def experiment(
     epochs: int | None = None,
 ) -> Experiment:
     """The report's setting: 10 of 100 clients per round, ten epochs, batches of 128, 80 rounds."""
-    paper4 = Named("mcmahan-cnn", {"geometry": "paper4"})
     count, per_round = scale.pick((20, 2), (100, 10), (100, 10))
-    return Experiment(
-        dataset=Named(scale.dataset("fashion-mnist")),
-        model=scale.pick(Named("linear"), Named("lenet5"), paper4),
-        rounds=scale.pick(2, 20, 80),
+    return scale.experiment(
+        "fashion-mnist",
+        ("linear", "lenet5", Named("mcmahan-cnn", {"geometry": "paper4"})),
+        (2, 20, 80),
         loss=loss,
-        engine=scale.engine,
         clients=Clients(count=count, per_round=per_round, partition=PARTITION[split]),
         local=LocalTraining(
             epochs=epochs or scale.pick(1, 5, 10),

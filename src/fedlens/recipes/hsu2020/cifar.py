@@ -20,7 +20,7 @@ from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraini
 from fedlens.data.augment import Augment
 from fedlens.data.emd import emd_per_client
 from fedlens.recipes.hsu2020.setting import BASES, PUBLISHED, relative_curves
-from fedlens.recipes.page import at_the_end, beside, note, sentences, told
+from fedlens.recipes.page import at_the_end, beside, note, recipe, sentences
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Contours, Curves, Heat, Line, Strip, Table
 from fedlens.report.numbers import NONE
@@ -130,11 +130,10 @@ def experiment(
 
     The default `lr` is the paper's, 0.01, or five times that at smaller scales.
     """
-    return Experiment(
-        dataset=Named(scale.dataset(dataset)),
-        model=scale.pick(Named("linear"), Named("simple-cnn"), Named("hsu-cnn")),
-        rounds=scale.pick(2, 40, ROUNDS[dataset]),
-        engine=scale.engine,
+    return scale.experiment(
+        dataset,
+        ("linear", "simple-cnn", "hsu-cnn"),
+        (2, 40, ROUNDS[dataset]),
         augment=scale.pick(Augment(), Augment(), Augment(crop=4, flip=True)),
         clients=Clients(
             count=scale.pick(20, 100, 100),
@@ -191,20 +190,15 @@ def relative(results: Results, dataset: str, cell: str) -> float | None:
     return ends.mean / whole.mean
 
 
-def stand_in(scale: Scale) -> str:
-    words = [scale.instead("cifar10")]
-    if scale.name == "small":
-        words.append(sentences(__name__, "Small"))
+def said(scale: Scale) -> dict[str, Any]:
+    """What the page of an item says of its data, for `page.recipe`."""
+    also = []
     if scale.name == "paper":
         if "cifar100" not in datasets(scale):
             where = "among these records" if scale.recorded else "on this machine"
-            words.append(f"CIFAR-100 is left out: it is not {where}.")
-        words.append(sentences(__name__, "Augmentation"))
-    return " ".join(filter(None, words))
-
-
-def recipe(scale: Scale, item: str, **more: Any) -> Recipe:
-    return Recipe(*told(__name__, item), stand_in=stand_in(scale), **more)
+            also.append(f"CIFAR-100 is left out: it is not {where}.")
+        also.append(sentences(__name__, "Augmentation"))
+    return {"on": ["cifar10"], "small": sentences(__name__, "Small"), "also": also}
 
 
 def report_goals(scale: Scale) -> tuple[int, ...]:
@@ -227,14 +221,12 @@ def figure4(scale: Scale) -> Recipe:
             cell = f"{dataset}, α {alpha:g}, {base if rule else 'FedAvg'}, K {k}"
             names[dataset, alpha, base, k] = cell
             cells[cell] = experiment(scale, dataset, alpha, rule, k, lr=lr)
-    return recipe(
-        scale,
-        "figure4",
-        cells=cells,
-        seeds=range(scale.pick(1, 1, 3)),
-        blocks=lambda results: _figure4(results, names),
-        of_diverged=NO_POINT,
-    )
+
+    def blocks(results: Results) -> list[Block]:
+        return _figure4(results, names)
+
+    more = {"cells": cells, "of_diverged": NO_POINT, **said(scale)}
+    return recipe(__name__, scale, "figure4", blocks, **more)
 
 
 def _figure4(results: Results, names: Mapping[Axes, str]) -> list[Block]:
@@ -338,7 +330,8 @@ def figure4_pilot(scale: Scale) -> Recipe:
     for dataset in datasets(scale):
         for rate in _rates(scale):
             cells[_alone(dataset, rate)] = _judged(centralised(scale, dataset, rate))
-    return recipe(scale, "figure4-pilot", cells=cells, blocks=_pilot, ours=True)
+    more = {"cells": cells, "seeds": (1, 1, 1), "ours": True, **said(scale)}
+    return recipe(__name__, scale, "figure4-pilot", _pilot, **more)
 
 
 def _judged(whole: Experiment) -> Experiment:
@@ -484,7 +477,8 @@ def figure8(scale: Scale) -> Recipe:
                 cells[panel.cell(alpha, setting)] = at_point(
                     scale, dataset, alpha, setting.point, panel.goal, panel.epochs
                 )
-    return recipe(scale, "figure8", cells=cells, blocks=_figure8, of_diverged=NO_POINT)
+    more = {"cells": cells, "seeds": (1, 1, 1), "of_diverged": NO_POINT, **said(scale)}
+    return recipe(__name__, scale, "figure8", _figure8, **more)
 
 
 class Row(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from fedlens.recipes.hsu2020.setting import (
     population,
     stand_in,
 )
-from fedlens.recipes.page import Ours, beside, mean_of, told
+from fedlens.recipes.page import Ours, beside, mean_of, recipe
 from fedlens.recipes.recipe import NUM_CLASSES, Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Curves, Heat, Line, Table
 from fedlens.report.numbers import NONE
@@ -76,14 +76,10 @@ def _numbers(
     return beside(rows, title=title, percent=False, digits=digits, **more)
 
 
-def _recipe(
-    item: str, blocks: Callable[[Results], list[Block]], *clients: Population, **more: Any
-) -> Recipe:
-    return Recipe(
-        *told(__name__, item, epochs=OUR_EPOCHS, used=clients[-1].used if clients else ""),
-        blocks,
-        **{"stand_in": stand_in(*clients), **more},
-    )
+def _about(*clients: Population) -> dict[str, Any]:
+    """What a page that trains nothing says of clients, for `page.recipe`."""
+    values = {"epochs": OUR_EPOCHS, "used": clients[-1].used}
+    return {"also": [stand_in(*clients)], "values": values, "seeds": (1, 1, 1)}
 
 
 TABLE1 = PUBLISHED["table1"]  # clients, imbalanced, classes, examples, centralised accuracy in %
@@ -148,15 +144,11 @@ def table1(scale: Scale) -> Recipe:
         ]
 
     others = [one for name, one in shown.items() if name not in CIFAR]
-    words = [cifar.stand_in(scale)] if len(others) < len(shown) else []
-    return _recipe(
-        "table1",
-        blocks,
-        cells=cells,
-        seeds=range(scale.pick(1, 1, 3)),
-        stand_in=" ".join(filter(None, [*words, stand_in(*others)])),
-        other_data=is_other_data(*shown.values()),
-    )
+    more: dict[str, Any] = {"cells": cells, "other_data": is_other_data(*shown.values())}
+    more |= cifar.said(scale) if len(others) < len(shown) else {}
+    more["also"] = [*more.get("also", ()), stand_in(*others)]
+    values = {"epochs": OUR_EPOCHS, "used": ""}
+    return recipe(__name__, scale, "table1", blocks, values=values, **more)
 
 
 def _held(scale: Scale, one: Population) -> tuple[str, str, str, str]:
@@ -200,7 +192,7 @@ def figure1(scale: Scale) -> Recipe:
             ),
         ]
 
-    return _recipe("figure1", blocks, clients)
+    return recipe(__name__, scale, "figure1", blocks, **_about(clients))
 
 
 def furthest_apart(shares: Tensor) -> tuple[int, int]:
@@ -242,7 +234,7 @@ def figure2(scale: Scale) -> Recipe:
             _numbers(original, "How iNaturalist-2017 is balanced (Figure 2a)"),
         ]
 
-    return _recipe("figure2", blocks, places, users)
+    return recipe(__name__, scale, "figure2", blocks, **_about(places, users))
 
 
 FIGURE3 = PUBLISHED["figure3"]
@@ -276,7 +268,7 @@ def figure3(scale: Scale) -> Recipe:
             _numbers(distance, "Mean EMD", digits=2, compared=compared),
         ]
 
-    return _recipe("figure3", blocks, clients)
+    return recipe(__name__, scale, "figure3", blocks, **_about(clients))
 
 
 IMAGES = 50_000  # training images, equally many per class
@@ -311,7 +303,7 @@ def figure10(scale: Scale) -> Recipe:
             ]
         return shown
 
-    return _recipe("figure10", blocks)
+    return recipe(__name__, scale, "figure10", blocks, seeds=(1, 1, 1))
 
 
 def _split(name: str, alpha: float, seed: int) -> Tensor:  # [K, L]

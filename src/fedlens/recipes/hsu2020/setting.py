@@ -9,7 +9,8 @@ from typing import Any, Literal, NamedTuple
 
 from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.data.augment import Augment
-from fedlens.recipes.page import mean_of, published, sentences, told
+from fedlens.recipes import page
+from fedlens.recipes.page import mean_of, published, sentences
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Curves, Line, Table
 from fedlens.runs.records import at_batches, at_rounds
@@ -238,12 +239,8 @@ def recipe(
     """The recipe of an item about these clients; `more` is added to what stands in for them."""
     who = {which: population(scale, which) for which in clients}
     called: dict[str, str] = {which: one.called for which, one in who.items()}
-    return Recipe(
-        *told(__name__, item, epochs=OUR_EPOCHS, **called),
-        stand_in=f"{stand_in(*who.values())} {more}".strip(),
-        other_data=is_other_data(*who.values()),
-        **{"seeds": range(scale.pick(1, 1, 3)), **parts},
-    )
+    parts |= {"also": [stand_in(*who.values()), more], "other_data": is_other_data(*who.values())}
+    return page.recipe(__name__, scale, item, values={"epochs": OUR_EPOCHS, **called}, **parts)
 
 
 def relative_curves(lines: Sequence[Line], **more: Any) -> Curves:

@@ -389,7 +389,7 @@ def _from_starts(scale: Scale, item: str, blocks: Callable[[Results], list[Block
             if scale.name == "paper" and start == "scratch":
                 last = 50_000 if method.goal == 10 else 20_000
             cells |= _cells(scale, who, [method], start, virtual=True, last=last)
-    return recipe(scale, ["geo"], item, cells=cells, blocks=blocks, seeds=(0,), more=more)
+    return recipe(scale, ["geo"], item, cells=cells, blocks=blocks, seeds=(1, 1, 1), more=more)
 
 
 def _starts(results: Results) -> list[str]:

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
+from fedlens.config.experiment import Clients, Evaluate, LocalTraining, Named
 from fedlens.data.augment import Augment
-from fedlens.evaluation.intervals import holm
 from fedlens.recipes.page import bars, beside, curves, note, published, recipe, sentences
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Series, Table
 from fedlens.report.numbers import NONE
-from fedlens.report.pairs import Estimate, estimate, format_p, picture_of, points
+from fedlens.report.pairs import Estimate, corrected, picture_of, points
 from fedlens.report.personal import shares
 from fedlens.runs.records import Run
 
@@ -52,22 +51,17 @@ on_cifar10 = partial(recipe, __name__, on=["cifar10"])
 
 def pfllib_dir(scale: Scale) -> Recipe:
     """PFLlib's board, with clients by Dir(0.1) per class."""
+    model = Named("mcmahan-cnn", {"geometry": "valid"})
+    partition = Named("dirichlet-per-class", {"alpha": 0.1, "min_size": 40})
+    if scale.name == "smoke":
+        partition = Named("dirichlet", {"alpha": 1.0, "size": 40})
     cells = {
-        f"{dataset}, {name}": Experiment(
-            dataset=Named(scale.dataset(dataset)),
-            model=Named("lenet5")
-            if scale.name == "smoke"
-            else Named("mcmahan-cnn", {"geometry": "valid"}),
-            rounds=scale.pick(2, ROUNDS[dataset], 2000),
-            engine=scale.engine,
+        f"{dataset}, {name}": scale.experiment(
+            dataset,
+            ("lenet5", model, model),
+            (2, ROUNDS[dataset], 2000),
             normalise={"mean": 0.5, "deviation": 0.5},
-            clients=Clients(
-                count=scale.pick(8, 20, 20),
-                holdout=0.25,
-                partition=Named("dirichlet", {"alpha": 1.0, "size": 40})
-                if scale.name == "smoke"
-                else Named("dirichlet-per-class", {"alpha": 0.1, "min_size": 40}),
-            ),
+            clients=Clients(count=scale.pick(8, 20, 20), holdout=0.25, partition=partition),
             local=LocalTraining(batch_size=10, lr=0.005),
             evaluate=Evaluate(every=scale.pick(1, 1, 10), on=(), baselines=False),
             algorithm=(method,),
@@ -93,11 +87,10 @@ def fedrep(scale: Scale) -> Recipe:
     for per_client, (head, body) in OF_FEDREP.items():
         passes = scale.pick(2, head + body, head + body)
         own = {"head_epochs": scale.pick(1, head, head)}
-        plain = Experiment(
-            dataset=Named(scale.dataset("cifar10")),
-            model=Named(scale.pick("lenet5", "fedrep-cnn", "fedrep-cnn")),
-            rounds=scale.pick(2, 40, 100),
-            engine=scale.engine,
+        plain = scale.experiment(
+            "cifar10",
+            ("lenet5", "fedrep-cnn", "fedrep-cnn"),
+            (2, 40, 100),
             clients=Clients(
                 count=scale.pick(10, 100, 100),
                 per_round=0.1,
@@ -132,26 +125,18 @@ def moon(scale: Scale) -> Recipe:
         "FedProx": Named("fedprox", {"mu": 0.01}),
         "MOON": Named("moon", {"mu": 1.0, "tau": 0.5}),
     }
+    least = scale.pick(1, 500, 500)
+    partition = Named("dirichlet-per-class", {"alpha": 0.5, "min_size": least})
+    steps = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5}
+    local = LocalTraining(epochs=scale.pick(1, 10, 10), batch_size=64, **steps)
     cells = {
-        name: Experiment(
-            dataset=Named(scale.dataset("cifar10")),
-            model=Named(scale.pick("lenet5", "simple-cnn", "simple-cnn")),
-            rounds=scale.pick(2, 10, 100),
-            engine=scale.engine,
+        name: scale.experiment(
+            "cifar10",
+            ("lenet5", "simple-cnn", "simple-cnn"),
+            (2, 10, 100),
             augment=Augment(crop=4, flip=True),
-            clients=Clients(
-                count=10,
-                partition=Named(
-                    "dirichlet-per-class", {"alpha": 0.5, "min_size": scale.pick(1, 500, 500)}
-                ),
-            ),
-            local=LocalTraining(
-                epochs=scale.pick(1, 10, 10),
-                batch_size=64,
-                lr=0.01,
-                momentum=0.9,
-                weight_decay=1e-5,
-            ),
+            clients=Clients(count=10, partition=partition),
+            local=local,
             algorithm=(method,),
         )
         for name, method in methods.items()
@@ -209,7 +194,7 @@ def board(
     def gain(one: Estimate | None) -> str:
         if one is None or one.p is None:
             return NONE if one is None else points(one.mean)
-        return f"{one.words()}, {format_p(one.p)}"
+        return f"{one.words()}, {one.chance}"
 
     table = Table(
         title=f"{where}: their rule and ours",
@@ -245,13 +230,12 @@ def _mean(run: Run) -> float | None:
 
 
 def _gains(results: Results, of: str, names: Sequence[str], other: str) -> dict[str, Estimate]:
-    """What each method gains over another for clients; p is corrected for their number (Holm)."""
+    """What each method gains over another for clients."""
     found = {}
     for name in names:
         pairs = results.pairs(of + name, of + other)
         gained = [by_client(a) - by_client(b) for a, b in pairs if len(by_client(a))]
         values = [x for one in gained for x in one.tolist() if math.isfinite(x)]
         if name != other and values:
-            found[name] = estimate(values)
-    sure = holm([one.p for one in found.values()])
-    return {name: replace(one, p=p) for (name, one), p in zip(found.items(), sure, strict=True)}
+            found[name] = values
+    return corrected(found)

@@ -8,13 +8,11 @@ import statistics
 import numpy as np
 
 from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
-from fedlens.evaluation.intervals import holm
 from fedlens.recipes.page import note, recipe
 from fedlens.recipes.personal.boards import ALONE, METHODS, TUNED, by_client
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Contours, Table, Tiles
-from fedlens.report.numbers import NONE
-from fedlens.report.pairs import SURE, Estimate, estimate, format_p, points
+from fedlens.report.pairs import corrected, is_sure, points
 from fedlens.report.personal import shares
 
 TRAINED = (TUNED, ALONE, "FedPer", "Ditto")
@@ -50,11 +48,10 @@ def map(scale: Scale) -> Recipe:
 def _experiment(scale: Scale, at: At, name: str) -> Experiment:
     alpha, size = at
     tested = scale.pick(100, 1000, 1000)
-    return Experiment(
-        dataset=Named(scale.dataset("cifar10")),
-        model=Named(scale.pick("lenet5", "hsu-cnn", "hsu-cnn")),
-        rounds=scale.pick(2, 30, 100),
-        engine=scale.engine,
+    return scale.experiment(
+        "cifar10",
+        ("lenet5", "hsu-cnn", "hsu-cnn"),
+        (2, 30, 100),
         clients=Clients(
             count=scale.pick(4, 10, 10),
             holdout=(tested + 0.5) / (size + tested),
@@ -79,10 +76,10 @@ def scores(results: Results, at: At, name: str) -> dict[int, float]:
     return found
 
 
-def difference(results: Results, at: At, one: str, other: str) -> Estimate | None:
+def differences(results: Results, at: At, one: str, other: str) -> list[float]:
     """One's accuracy minus the other's, paired by seed: clients of a seed are not independent."""
     a, b = scores(results, at, one), scores(results, at, other)
-    return estimate([a[seed] - b[seed] for seed in a if seed in b]) if a.keys() & b.keys() else None
+    return [a[seed] - b[seed] for seed in a if seed in b]
 
 
 def winner(results: Results, at: At) -> str | None:
@@ -95,9 +92,9 @@ def winner(results: Results, at: At) -> str | None:
 
 def blocks(results: Results) -> list[Block]:
     x, y = alphas(results.scale), sizes(results.scale)
-    grid = [*itertools.product(x, y)]
-    compared = [(at, pair, difference(results, at, *pair)) for at in grid for pair in PAIRS]
-    sure = holm([one.p if one else None for *_, one in compared])
+    grid = itertools.product(itertools.product(x, y), PAIRS)
+    found = {(at, pair): differences(results, at, *pair) for at, pair in grid}
+    compared = corrected({key: values for key, values in found.items() if values})
     rows = [
         [
             f"{at[0]:g}",
@@ -105,13 +102,12 @@ def blocks(results: Results) -> list[Block]:
             f"{pair[0]} − {pair[1]}",
             points(one.mean),
             one.between,
-            NONE if p is None else format_p(p) + ("" if p < SURE else ", maybe chance"),
+            one.chance + ", maybe chance" * (one.p is not None and not is_sure(one.p)),
             str(one.n),
         ]
-        for (at, pair, one), p in zip(compared, sure, strict=True)
-        if one
+        for (at, pair), one in compared.items()
     ]
-    means = {(at, pair): one.mean for at, pair, one in compared if one}
+    means = {key: one.mean for key, one in compared.items()}
     shown: list[Block] = [
         Contours(
             title=" − ".join(pair),
