@@ -3,11 +3,8 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from fedlens.config.experiment import Experiment, Named
-from fedlens.config.names import MODELS
-from fedlens.network.layout import Layout
 from fedlens.recipes.experiments import experiments
 from fedlens.recipes.recipe import Results, Scale
 from fedlens.recipes.reproduce import reproduce
@@ -26,41 +23,37 @@ def table(run, **cells):
     return experiments(Results(Scale("paper"), runs))
 
 
-def of(model, **more):
+def of(model="linear", **more):
     return Experiment(dataset=Named("cifar10"), model=Named(model), rounds=1, **more)
 
 
 def test_numbers_have_four_digits(run):
     momentum = Named("fedavgm", {"momentum": 1 - 10**-2.5})
-    shown = table(run, a=of("linear", algorithm=(momentum,), local={"lr": 10**-5.5})).caption
-    assert "algorithm fedavgm (momentum 0.9968, nesterov False);" in shown
-    assert "lr 3.162e-06," in shown
+    shown = table(run, a=of(algorithm=(momentum,), local={"lr": 10**-5.5})).caption
+    assert "algorithm fedavgm (momentum 0.9968, nesterov false);" in shown
+    assert "local.lr 3.162e-06;" in shown
 
 
-def test_how_images_are_normalised_is_always_said(run):
-    for how, words in (
-        ("dataset", "normalised by the data set"),
-        ("imagenet", "normalised as ImageNet's"),
-        ("none", "not normalised"),
-        ({"mean": 0.5, "deviation": 0.5}, "normalised by a mean of 0.5 and a deviation of 0.5"),
-    ):
-        assert f"data cifar10, images {words};" in table(run, a=of("linear", normalise=how)).caption
+def test_what_papers_often_do_not_say_is_always_told_and_other_settings_if_they_are_no_defaults(
+    run,
+):
+    shown = table(run, a=of()).caption
+    assert "dataset cifar10; model linear;" in shown and "normalise dataset;" in shown
+    assert "local.weight_decay 0.0;" in shown and "flip" not in shown and "seed" not in shown
+    shown = table(
+        run, a=of(augment={"flip": True}, normalise={"mean": 0.5, "deviation": 1})
+    ).caption
+    assert "augment.flip true;" in shown and 'normalise {"mean": 0.5, "deviation": 1.0};' in shown
 
 
-def test_normalisation_layers_are_named_where_there_are_any(run):
-    assert "normalisation" not in table(run, a=of("hsu-cnn"), b=of("linear")).caption
-    assert "normalisation shared;" in table(run, a=of("resnet18"), b=of("resnet18")).caption
-    assert "normalisation shared;" in table(run, a=of("timm:resnet10t")).caption  # it may have some
-    both = table(run, a=of("linear"), b=of("resnet18"))
-    column = list(both.header).index("normalisation")
-    assert [row[column] for row in both.rows] == ["–", "shared"]
+def test_one_client_a_round_is_told_from_all(run):
+    both = table(run, one=of(clients={"per_round": 1}), all=of())
+    assert [row[1:] for row in both.rows] == [("1",), ("1.0",)]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_our_models_with_normalisation_layers_have_an_option_for_their_kind(name):
-    with torch.device("meta"):
-        module = MODELS[name]((3, 64, 64), 10)
-    has_layers = bool(Layout.of(module).norm_layers)
-    cell = Experiment.of(of(name).plain())
-    assert isinstance(cell.model, Named)
-    assert ("norm" in cell.model.options) == has_layers
+def test_settings_that_differ_have_a_column(run):
+    schedule = Named("cosine", {"start": 0.1})
+    both = table(run, a=of("linear"), b=of("hsu-cnn", local={"lr": schedule}))
+    assert list(both.header) == ["experiment", "model", "local.lr"]
+    assert [row[0] for row in both.rows] == ["a", "b"] and both.rows[0][1:] == ("linear", "0.1")
+    assert str(both.rows[1][2]).startswith("cosine (start 0.1")

@@ -26,7 +26,7 @@ from fedlens.report.blocks import (
     is_drawn,
 )
 from fedlens.report.numbers import NONE
-from fedlens.report.pairs import estimate, picture_of, points
+from fedlens.report.pairs import estimate, picture_of
 from fedlens.runs.records import Run, settings, spent
 
 OPENING = "What was run"
@@ -439,10 +439,8 @@ def paired(
     """A table of paired differences in a final measure between two cells, by seed."""
     rows: list[list[str]] = []
     for cell, other in pairs:
-        row = [NONE, NONE, NONE, "0"]
-        if found := results.differences(cell, other, measure):
-            one = estimate(found)
-            row = [points(one.mean), one.between, one.chance, str(one.n)]
+        found = results.differences(cell, other, measure)
+        row = estimate(found).cells() if found else [NONE, NONE, NONE, "0"]
         rows.append([f"{cell} − {other}", *row])
     return Table(
         title=title,

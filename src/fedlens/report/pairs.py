@@ -50,6 +50,10 @@ class Estimate:
     def chance(self) -> str:
         return NONE if self.p is None else format_p(self.p)
 
+    def cells(self) -> list[str]:
+        """The mean, the interval, the p-value and n, for a row of a table."""
+        return [points(self.mean), self.between, self.chance, str(self.n)]
+
     def words(self) -> str:
         """The mean and, if it is known, the interval, in points."""
         return points(self.mean) + (f" ({self.between})" if self.low is not None else "")

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedlens.config.experiment import Clients, Experiment, Named
 from fedlens.recipes.fedns.setting import table1
-from fedlens.recipes.findings.compared import Sum, ahead, compared, pictured
+from fedlens.recipes.findings.compared import Sum, ahead, pictured
 from fedlens.recipes.findings.items import finding
 from fedlens.recipes.ghaemi.algorithms import FORMS, OURS, SPLITS, experiment
 from fedlens.recipes.hsu2020.setting import Method, Population, imbalanced
@@ -19,7 +19,6 @@ from fedlens.recipes.page import curves
 from fedlens.recipes.recipe import Recipe, Results, Scale, with_settings
 from fedlens.report.blocks import Block, Curves
 
-AHEAD = "How far ahead"
 MOMENTA = (0.0, 0.5)
 NETWORKS = {
     "valid padding": ["model.padding=valid"],
@@ -106,7 +105,7 @@ def _fedns(
     seeds: int,
 ) -> Recipe:
     def shown(results: Results) -> list[Block]:
-        return [pictured(compared(results, sums), AHEAD)]
+        return [pictured(results, sums)]
 
     return finding(scale, item, cells, sums, shown, dataset="fashion-mnist", seeds=seeds)
 

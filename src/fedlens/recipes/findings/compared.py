@@ -13,9 +13,9 @@ from statistics import fmean
 
 from fedlens.recipes.page import mean_of
 from fedlens.recipes.recipe import Measured, Results
-from fedlens.report.blocks import Intervals, Marks, Table
+from fedlens.report.blocks import Intervals, Table
 from fedlens.report.numbers import NONE
-from fedlens.report.pairs import CONFIDENCE, corrected, points
+from fedlens.report.pairs import CONFIDENCE, Estimate, corrected, picture_of
 from fedlens.runs.records import Run, settings
 
 LAST = 10  # evaluations
@@ -61,25 +61,23 @@ def compared(
     read_out: ReadOut = read_out,
 ) -> Table:
     """The table of comparisons, by their names."""
+    rows = [
+        [name, *(one.cells() if one else ["diverged", NONE, NONE, str(count)])]
+        for name, (count, one) in estimates(results, sums, read_out).items()
+    ]
+    header = ("comparison", "points", "interval", "p (Holm)", "n")
+    return Table(title=title, header=header, rows=rows)
+
+
+def estimates(
+    results: Results, sums: Mapping[str, Sum], read_out: ReadOut = read_out
+) -> dict[str, tuple[int, Estimate | None]]:
+    """Of each comparison that has runs: their number, and what differs if none diverged."""
     found = {name: [*by_seed(results, sum, read_out).values()] for name, sum in sums.items()}
     shown = {name: values for name, values in found.items() if values}
-    together = 1 - (1 - CONFIDENCE) / max(len(shown), 1)
     sound = {name: values for name, values in shown.items() if all(map(math.isfinite, values))}
-    told = corrected(sound, together)
-    rows = [
-        [
-            name,
-            *([points(one.mean), one.between, one.chance] if one else ["diverged", NONE, NONE]),
-            str(len(values)),
-        ]
-        for name, values in shown.items()
-        for one in [told.get(name)]
-    ]
-    return Table(
-        title=title,
-        header=("comparison", "points", "interval", "p (Holm)", "n"),
-        rows=rows,
-    )
+    told = corrected(sound, 1 - (1 - CONFIDENCE) / max(len(shown), 1))
+    return {name: (len(values), told.get(name)) for name, values in shown.items()}
 
 
 def levels(results: Results, cells: Iterable[str]) -> Table:
@@ -92,25 +90,9 @@ def levels(results: Results, cells: Iterable[str]) -> Table:
     return Table(title=ENDS, header=("runs", "accuracy, %", "n"), rows=rows)
 
 
-def pictured(table: Table, title: str) -> Intervals:
-    """The comparisons of a table as a picture."""
-
-    def number(text: str) -> float | None:
-        return None if text in (NONE, "diverged") else float(text.replace("−", "-"))
-
-    ends = [[number(end) for end in str(row[2]).split(" to ")] * 2 for row in table.rows]
-    return Intervals(
-        title=title,
-        rows=[str(row[0]) for row in table.rows],
-        series=[
-            Marks(
-                "difference",
-                [number(str(row[1])) for row in table.rows],
-                [one[0] for one in ends],
-                [one[1] for one in ends],
-            )
-        ],
-        x_label="points of accuracy",
-        digits=2,
-        zero=True,
-    )
+def pictured(results: Results, sums: Mapping[str, Sum]) -> Intervals:
+    """The comparisons as a picture."""
+    nothing = Estimate(0, math.nan, None)
+    told = estimates(results, sums)
+    found = {name: one or nothing for name, (_, one) in told.items()}
+    return picture_of(found, title="How far ahead")

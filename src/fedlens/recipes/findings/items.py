@@ -248,7 +248,7 @@ def fedns(scale: Scale) -> Recipe:
     }
 
     def shown(results: Results) -> list[Block]:
-        return [pictured(compared(results, sums), "How far ahead")]
+        return [pictured(results, sums)]
 
     return finding(scale, "fedns", cells, sums, shown, dataset="fashion-mnist", seeds=10)
 
