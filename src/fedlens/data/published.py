@@ -263,7 +263,9 @@ def _catalogue() -> dict[str, Published]:
         own = {key: told.pop(key) for key in ("files", "train", "test", "labels") if key in told}
         folders = told.pop("folders")
         forms = cifar_forms(folders, **own) if own else idx_forms(folders, downloads)
-        about = {key: tuple(v) if isinstance(v, list) else v for key, v in told.items()}
+        about: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in told.items()
+        }
         found[name] = Published(name, forms=forms, downloads=downloads, **about)
     return found
 

@@ -72,18 +72,18 @@ class Scale:
         used, made = self.dataset(dataset), self.pick(*model)
         return Experiment(used, made, self.pick(*rounds), engine=self.engine, **more)
 
-    def dataset(self, wanted: str, instead: str = EMBEDDED) -> str:
+    def dataset(self, wanted: str) -> str:
         """The data set to use for the paper's `wanted`.
 
-        At `smoke` it is the embedded one; at `small` it is `instead` if the wanted one is not on
-        this machine. At `paper` it must be on this machine.
+        At `smoke` it is the embedded one, and at `small` if the wanted one is not on this machine.
+        At `paper` it must be.
         """
         if self.name == "smoke":
             return EMBEDDED
         if self.has(wanted):
             return wanted
         if self.name == "small":
-            return instead if instead == EMBEDDED else self.dataset(instead)
+            return EMBEDDED
         if self.recorded:
             raise ValueError(f"the records have no run on {wanted}: name others, or run it")
         DATASETS[wanted](Source(self.data))  # raises: where it was searched, and what to do

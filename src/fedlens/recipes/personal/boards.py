@@ -127,7 +127,7 @@ def moon(scale: Scale) -> Recipe:
     }
     least = scale.pick(1, 500, 500)
     partition = Named("dirichlet-per-class", {"alpha": 0.5, "min_size": least})
-    steps = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5}
+    steps: dict[str, Any] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5}
     local = LocalTraining(epochs=scale.pick(1, 10, 10), batch_size=64, **steps)
     cells = {
         name: scale.experiment(
