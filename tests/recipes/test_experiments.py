@@ -57,3 +57,15 @@ def test_settings_that_differ_have_a_column(run):
     assert list(both.header) == ["experiment", "model", "local.lr"]
     assert [row[0] for row in both.rows] == ["a", "b"] and both.rows[0][1:] == ("linear", "0.1")
     assert str(both.rows[1][2]).startswith("cosine (start 0.1")
+
+
+def test_settings_that_an_algorithm_replaces_are_not_told(run):
+    gradient = Named("liadmm", {"gamma": 0.05})
+    trained = Named("liadmm", {"gamma": 0.05, "local": "training"})
+    virtual = Named("fedvc", {"size": 64})
+    cells = {"a": gradient, "b": trained, "c": virtual}
+    shown = table(run, **{name: of(algorithm=(one,)) for name, one in cells.items()})
+    columns = list(zip(*shown.rows, strict=True))
+    header = list(shown.header)
+    assert columns[header.index("local.epochs")] == ("–", "1", "–")
+    assert columns[header.index("local.batch_size")] == ("–", "32", "32")

@@ -46,9 +46,10 @@ def _settings(run: Run) -> dict[str, str]:
     cell, weights = Experiment.of(run.experiment), run.manifest.get("weights")
     plain = Experiment("fashion-mnist-mini", "linear", rounds=1)
     sections = {key.rpartition(".")[0] for key in fields_by_key()}
+    untold = {*sections, *UNTOLD, *_unused(cell)}
     found = {}
     for key in fields_by_key():
-        if key in sections or key in UNTOLD or key.startswith("evaluate."):
+        if key in untold or key.startswith("evaluate."):
             continue
         value, usual = _value(cell, key), _value(plain, key)
         if value is not None and (key in TOLD or value != usual):
@@ -56,6 +57,15 @@ def _settings(run: Run) -> dict[str, str]:
     if cell.clients.count is None and run.partition:
         found["clients.count"] = str(len(run.partition["sizes"]))
     return found | ({"weights": Path(weights["source"]).name} if weights else {})
+
+
+def _unused(cell: Experiment) -> list[str]:
+    """The settings of local training that an algorithm has its own rule for."""
+    names = [one.name for one in cell.algorithm]
+    by_gradient = [one for one in cell.algorithm if one.options.get("local") == "gradient"]
+    if by_gradient or "celiadmm" in names:  # they step on all examples of a client
+        return ["local.epochs", "local.batch_size"]
+    return ["local.epochs"] if "fedvc" in names else []
 
 
 def _value(cell: object, key: str) -> object:
