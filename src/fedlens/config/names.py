@@ -152,40 +152,39 @@ OWN_CLIENTS = {
 }
 """The data sets that come with clients of their own, and the column that names them."""
 
+ITEMS = (  # a paper, a module in the folder of its recipes, and the tables and figures there
+    ("fedavg-cifar10", "setting", "headline figure12 figure13 figure14 figure16 figure17 figure18"),
+    ("fedavg-cifar10", "setting", "architectures fedprox samples"),
+    ("hsu2020", "distributions", "table1"),
+    ("hsu2020", "tables", "table2 table3 table4 table5"),
+    ("hsu2020", "distributions", "figure1 figure2 figure3"),
+    ("hsu2020", "cifar", "figure4 figure4-pilot"),
+    ("hsu2020", "tables", "figure5 figure6 figure7"),
+    ("hsu2020", "cifar", "figure8"),
+    ("hsu2020", "tables", "figure9"),
+    ("hsu2020", "distributions", "figure10"),
+    ("hsu2020", "tables", "composed"),
+    ("fedns", "setting", "table1 table2 table3 figure1 figure2 figure3"),
+    ("ghaemi", "algorithms", "centralised fedavg fedprox liadmm fedadmm"),
+    ("ghaemi", "why_liadmm_fails", "why-liadmm-fails"),
+    ("ghaemi", "algorithms", "samples"),
+    ("dp", "central", "cifar10-dp-sgd fashion-mnist mnist pfl-cifar10"),
+    ("dp", "methods", "methods"),
+    ("personal", "boards", "pfllib-dir fedrep moon"),
+    ("personal", "map", "map"),
+    ("attacks", "bucketing", "bucketing"),
+    ("attacks", "heat_map", "byzfl-heat-map"),
+    ("attacks", "methods", "methods"),
+    ("findings", "items", "double-softmax step-size lost-data liadmm fedns virtual-clients"),
+    ("findings", "items", "fedns-network server-step communication importance"),
+)
 RECIPES = ByName(
     "recipe",
     "fedlens.recipes",
     {
-        "fedavg-cifar10/headline fedavg-cifar10/figure12 fedavg-cifar10/figure13 "
-        "fedavg-cifar10/figure14 fedavg-cifar10/figure16 fedavg-cifar10/figure17 "
-        "fedavg-cifar10/figure18 fedavg-cifar10/architectures fedavg-cifar10/fedprox "
-        "fedavg-cifar10/samples": "fedavg_cifar10.setting",
-        "hsu2020/table1": "hsu2020.distributions",
-        "hsu2020/table2 hsu2020/table3 hsu2020/table4 hsu2020/table5": "hsu2020.tables",
-        "hsu2020/figure1 hsu2020/figure2 hsu2020/figure3": "hsu2020.distributions",
-        "hsu2020/figure4 hsu2020/figure4-pilot": "hsu2020.cifar",
-        "hsu2020/figure5 hsu2020/figure6 hsu2020/figure7": "hsu2020.tables",
-        "hsu2020/figure8": "hsu2020.cifar",
-        "hsu2020/figure9": "hsu2020.tables",
-        "hsu2020/figure10": "hsu2020.distributions",
-        "hsu2020/composed": "hsu2020.tables",
-        "fedns/table1 fedns/table2 fedns/table3 fedns/figure1": "fedns.setting",
-        "fedns/figure2 fedns/figure3": "fedns.setting",
-        "ghaemi/centralised ghaemi/fedavg ghaemi/fedprox ghaemi/liadmm": "ghaemi.algorithms",
-        "ghaemi/fedadmm": "ghaemi.algorithms",
-        "ghaemi/why-liadmm-fails": "ghaemi.why_liadmm_fails",
-        "ghaemi/samples": "ghaemi.algorithms",
-        "dp/cifar10-dp-sgd dp/fashion-mnist dp/mnist dp/pfl-cifar10": "dp.central",
-        "dp/methods": "dp.methods",
-        "personal/pfllib-dir personal/fedrep personal/moon": "personal.boards",
-        "personal/map": "personal.map",
-        "attacks/bucketing": "attacks.bucketing",
-        "attacks/byzfl-heat-map": "attacks.heat_map",
-        "attacks/methods": "attacks.methods",
-        "findings/double-softmax findings/step-size findings/lost-data": "findings.items",
-        "findings/liadmm findings/fedns findings/virtual-clients": "findings.items",
-        "findings/fedns-network findings/server-step findings/communication "
-        "findings/importance": "findings.asked",
+        f"{paper}/{item}": f"{paper.replace('-', '_')}.{module}"
+        for paper, module, items in ITEMS
+        for item in items.split()
     },
 )
 
