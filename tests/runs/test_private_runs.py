@@ -2,15 +2,20 @@
 
 import json
 import math
+from dataclasses import replace
+from shutil import copytree
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import fedlens as fl
 from fedlens.privacy.accountant import epsilon
 from fedlens.privacy.events import Release
 from fedlens.privacy.ledger import Ledger, Limit
 from fedlens.report import report
+from fedlens.setup import build
 
 RELEASE = Release(1.0, "poisson", 0.25)
 
@@ -66,6 +71,39 @@ def test_several_private_runs_are_drawn_by_accuracy_over_epsilon(tmp_path):
     assert "Accuracy by ε" in page and "at the end" in page
 
 
+def users(count: int) -> fl.Examples:
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (count, 1, 12, 12), generator=draw, dtype=torch.uint8)
+    labels = torch.arange(count) % 10
+    return fl.Examples(images, labels, columns={"user": np.arange(count) % 4})
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "unit", "told"),
+    [
+        ("ditto", "client", False),
+        ("per-fedavg", "client", False),
+        ("fedavg", "client", True),
+        ("local-only", "example", True),  # models by steps with noise
+    ],
+)
+def test_what_models_without_noise_are_worth_is_in_no_record(algorithm, unit, told, tmp_path):
+    described = experiment(
+        {"unit": unit, "delta": 1e-3},
+        rounds=1,
+        algorithm=algorithm,
+        clients={"partition": {"name": "natural", "column": "user"}},
+    )
+    dataset = fl.Dataset("users", users(40), users(40), tuple("abcdefghij"))
+    result = fl.run(replace(described, dataset=dataset), tmp_path / "run")
+    kept = [*result.records[-1], *result.summary["final"], *result.client_accuracy]
+    assert any("client_accuracy" in str(name) for name in kept) == told
+    assert (tmp_path / "run" / "clients.json").exists() is False
+    keeps = "what clients keep for themselves between rounds (the checkpoint)"
+    uncovered = result.summary["privacy"]["not_covered"]
+    assert (keeps in uncovered) == (algorithm in ("ditto", "per-fedavg"))
+
+
 def test_a_mechanism_with_options_is_named(tmp_path):
     fl.run(experiment({"mechanism": {"name": "banded", "bands": 2}}, rounds=2), tmp_path / "run")
     assert "(banded noise, cyclic sampling" in report([tmp_path / "run"]).read_text()
@@ -83,6 +121,30 @@ def test_a_run_resumed_counts_each_round_once(tmp_path):
     assert {one.release for one in entries} == {RELEASE}
     fl.run(described, tmp_path / "run", overwrite=True)
     assert len({one.run for one in Ledger(ledger).entries}) == 2
+
+
+@pytest.mark.parametrize("unit", ["client", "example"])
+def test_runs_that_a_ledger_adds_up_have_no_noise_in_common(unit, tmp_path):
+    """The same noise in two runs would be gone in the difference of their models."""
+    given = {"unit": unit, "noise": 100.0, "ledger": str(tmp_path / "ledger.jsonl")}
+    models = []
+    for name, lr in (("a", 0.01), ("b", 0.02)):
+        described = experiment(given, rounds=1, local={"lr": lr, "steps": 1})
+        start = build(described).network.params["fc.weight"]
+        moved = fl.run(described, tmp_path / name).model["fc.weight"] - start
+        models.append(moved.flatten() / (lr if unit == "example" else 1))
+    assert abs(float(torch.corrcoef(torch.stack(models))[0, 1])) < 0.1
+
+
+def test_a_ledgers_run_that_is_resumed_draws_as_it_began(tmp_path):
+    given = {"ledger": str(tmp_path / "ledger.jsonl")}
+    whole, part = experiment(given, rounds=3), experiment(given, rounds=1)
+    first = fl.run(part, tmp_path / "run")
+    copytree(tmp_path / "run", tmp_path / "copy")
+    ends = [fl.resume(tmp_path / name, rounds=3).model["fc.weight"] for name in ("run", "copy")]
+    assert torch.equal(*ends)
+    other = fl.run(whole, tmp_path / "other")
+    assert other.records[0]["clients"] != first.records[0]["clients"]
 
 
 def result_id(folder) -> str:

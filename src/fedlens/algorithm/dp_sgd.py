@@ -90,6 +90,11 @@ def check_protected(algorithm: Algorithm) -> None:
         )
     if noised - algorithm.discloses:
         raise ValueError("privacy.count_noise has no effect, for no client sends counts: remove it")
+    if algorithm.personal is not None and algorithm.personal.tune:
+        raise ValueError(
+            f"{WHAT} counts the steps of rounds, and clients would take more after the last, to "
+            "tune the model: choose another algorithm"
+        )
     if algorithm.pace is not None:
         raise ValueError(
             f"{WHAT} must know how often each client takes part, and in asynchronous rounds the "

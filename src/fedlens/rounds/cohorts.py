@@ -108,10 +108,12 @@ class Call:
     time: float = 0.0
     in_training: Tree = field(default_factory=dict)
     elsewhere: Reporting | None = None  # the rules for waiting for real clients at sites
+    chosen_by: int | None = None  # the seed by which clients are selected, if it is another one
 
     def select(self, count: int | None = None, *again: int) -> Tensor:  # [C]
         """Select `count` clients, or the algorithm's own number; `again` makes another draw."""
-        key = keys.root(self.seed, SELECT, self.round)
+        seed = self.seed if self.chosen_by is None else self.chosen_by
+        key = keys.root(seed, SELECT, self.round)
         chosen = self.algorithm.select if count is None else self.algorithm.select.of_size(count)
         return chosen(self.federation, self.round, keys.fold(key, *again))
 

@@ -136,6 +136,7 @@ class RoundInput:
     state: State
     seed: int
     clock: Clock | None = None
+    chosen_by: int | None = None  # the seed by which clients are selected, if it is another one
 
     def call(self, elsewhere: Reporting | None) -> Call:
         state = self.state
@@ -148,6 +149,7 @@ class RoundInput:
             time=state.time,
             in_training=state.in_training,
             elsewhere=elsewhere,
+            chosen_by=self.chosen_by,
         )
 
 

@@ -22,6 +22,7 @@ import torch
 
 from fedlens.config.experiment import Experiment
 from fedlens.config.names import BY_CLIENT, TRUST
+from fedlens.config.protection import protects_examples
 from fedlens.core import Tree
 from fedlens.core.trees import HostCopy
 from fedlens.engines import Engine
@@ -204,8 +205,10 @@ class ActiveRun:
             setup.program_of(self.newest_state.round),
             setup.federation,
             self.newest_state,
-            setup.experiment.seed,
+            setup.drawn_by,
             setup.clock,
+            # Whose turns these are is known in advance: what examples cost depends on it.
+            setup.experiment.seed if protects_examples(setup.experiment) else None,
         )
 
     def is_evaluated(self, state: State) -> bool:

@@ -59,6 +59,7 @@ logger = logging.getLogger(__name__)
 
 def manifest(setup: Setup) -> dict[str, Any]:
     """The manifest of a run at its start."""
+    privacy = setup.experiment.privacy
     return {
         **machine(setup),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -80,7 +81,8 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "images": _images(setup),
         "code": _own_code(setup.experiment),
         "code_sha256": _hashes(_own_files(setup.experiment)),
-        **({} if setup.experiment.privacy is None else {"run_id": setup.run_id}),
+        **({} if privacy is None else {"run_id": setup.run_id}),
+        **({} if privacy is None or privacy.ledger is None else {"salt": setup.salt}),
     }
 
 

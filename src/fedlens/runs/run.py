@@ -186,7 +186,10 @@ def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> Activ
     """A run at its last checkpoint; `setup` is built from the run's own experiment."""
     path, before = folder.path, run_files.read_manifest(folder.path)
     setup = with_its_threads(setup, before, path)
-    setup = replace(setup, run_id=str(before.get("run_id", setup.run_id)))
+    given = {"run_id": setup.run_id, "salt": 0, **before}  # older runs have no salt
+    known = {"run_id": str, "salt": int}
+    own = run_files.demand_fields(given, known, path / run_files.MANIFEST, run_files.RERUN)
+    setup = replace(setup, run_id=own["run_id"], salt=own["salt"])
     check_unchanged(path, setup, before)
     twin = _twin(setup, watch)
     state = begin(setup.network, setup.program, setup.federation, setup.device)
@@ -270,10 +273,10 @@ def _unmeasured(setup: Setup) -> str:
     if not wanted or setup.client_tests is not None or setup.engine.reporting is not None:
         return ""
     names = " + ".join(named.name for named in setup.experiment.algorithm)
-    return (
-        f"{names} gives each client a model of its own, and clients have no images to test it on: "
-        "only the server's model is measured; set clients.holdout, say to 0.25"
-    )
+    only = f"{names} gives each client a model of its own, and only the server's model is measured: "
+    if setup.program.algorithm.covered:
+        return only + "what a client's own one is worth would be told without noise"
+    return only + "clients have no images to test it on; set clients.holdout, say to 0.25"
 
 
 def _untested(setup: Setup) -> str:

@@ -15,13 +15,16 @@ from fedlens.privacy.ledger import Entry, Ledger
 from fedlens.setup import Setup
 
 NOT_COVERED = (
-    "the seed, by which noise is drawn: whoever knows it can take the noise away",
+    "the seed, by which noise is drawn: whoever knows it can take the noise away; with a ledger, "
+    "the salt in manifest.json, too",
     "who takes part in a round, and how many batches and examples are seen (rounds.jsonl)",
-    "who holds what (partition.json, manifest.json, the page)",
+    "who holds what (partition.json, manifest.json, emd in summary.json, the page)",
     "the pixels' mean and deviation, if they are measured on the training images",
     "the test and validation images that accuracies are measured on",
-    "trying settings on these clients: each run costs what it costs, and they add up",
+    "other runs on these clients: each costs what it costs, and they add up; without a ledger those "
+    "of the same seed have the same noise, which is gone in their difference",
 )
+KEPT = "what clients keep for themselves between rounds (the checkpoint)"
 SIZES = "how many examples each client holds (shares of updates, numbers of steps)"
 ANOTHER = "this federation: epsilon is that of one with {} clients, {} of them expected in a round"
 
@@ -112,6 +115,8 @@ class Spending:
         if given.noise_cohort is not None:
             sizes = (f"{n:,}" for n in (protection.population, protection.noise_cohort))
             listed.insert(0, ANOTHER.format(*sizes))
+        if self.setup.program.algorithm.remembers and not elsewhere:
+            listed.append(KEPT)
         return common | {
             "noise": protection.noise,
             "sampling": protection.sampling,

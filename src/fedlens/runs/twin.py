@@ -186,6 +186,7 @@ def _described(setup: Setup, watch: Watch | None = None) -> Experiment:
         algorithm=(),
         faults=None,
         reporting=None,
+        privacy=None,
     )
 
 

@@ -80,8 +80,20 @@ class Setup:
     on_features: bool = False  # of the layers that are frozen, computed once, in place of images
     knows_labels: bool = True  # whether the server knows which labels clients hold
     run_id: str = field(default_factory=lambda: secrets.token_hex(8))  # for a ledger
+    salt: int = field(default_factory=lambda: secrets.randbits(63))  # see `drawn_by`
 
     _latest: dict[tuple[float, ...], ClientProgram] = field(default_factory=dict, repr=False)
+
+    @property
+    def drawn_by(self) -> int:
+        """The seed of what rounds draw.
+
+        If a ledger keeps what they cost, nobody can guess it, and no other run has it: noise that
+        two runs have in common is gone in the difference of their models.
+        """
+        given, seed = self.experiment.privacy, self.experiment.seed
+        kept = given is not None and given.ledger is not None and self.salt
+        return int(keys.root(seed, self.salt)) if kept else seed
 
     def program_of(self, round: int) -> ClientProgram:
         """The program with the numbers of a round, counted from 0; reused while they are equal."""
@@ -219,6 +231,8 @@ def build(
     if protects_examples(experiment):
         _ = network.private  # raises for a model that mixes the examples of a batch
     if any(step.covers for step in algorithm.channel):
+        if algorithm.personal is not None:
+            client_tests = None  # what clients keep has no noise, and neither has what it is worth
         start = begin(network, program, Federation(train, dataset.num_classes, split), device)
         if sent := sent_besides(program, start.params, start.buffers, start.told):
             raise ValueError(

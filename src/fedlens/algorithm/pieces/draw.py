@@ -15,7 +15,8 @@ from fedlens.core import Plan, keys
 from fedlens.core.federation import Holdings
 
 WHOLE_EPOCHS = (
-    "leave fedvc and uneven work out, and give whole local.epochs without local.steps or max_steps"
+    "leave fedvc, uneven work and privacy of examples out, and give whole local.epochs without "
+    "local.steps or max_steps"
 )
 """The remedy in errors of algorithms that need `Epochs`, all of them."""
 
