@@ -273,10 +273,10 @@ def _unmeasured(setup: Setup) -> str:
     if not wanted or setup.client_tests is not None or setup.engine.reporting is not None:
         return ""
     names = " + ".join(named.name for named in setup.experiment.algorithm)
-    only = f"{names} gives each client a model of its own, and only the server's model is measured: "
+    why = "clients have no images to test it on; set clients.holdout, say to 0.25"
     if setup.program.algorithm.covered:
-        return only + "what a client's own one is worth would be told without noise"
-    return only + "clients have no images to test it on; set clients.holdout, say to 0.25"
+        why = "what their own are worth would be told without noise"
+    return f"{names} gives each client its own model, and only the server's is measured: {why}"
 
 
 def _untested(setup: Setup) -> str:

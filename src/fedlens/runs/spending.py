@@ -21,8 +21,8 @@ NOT_COVERED = (
     "who holds what (partition.json, manifest.json, emd in summary.json, the page)",
     "the pixels' mean and deviation, if they are measured on the training images",
     "the test and validation images that accuracies are measured on",
-    "other runs on these clients: each costs what it costs, and they add up; without a ledger those "
-    "of the same seed have the same noise, which is gone in their difference",
+    "other runs on these clients: each costs what it costs, and they add up; without a ledger, "
+    "those of the same seed have the same noise, which is gone in their difference",
 )
 KEPT = "what clients keep for themselves between rounds (the checkpoint)"
 SIZES = "how many examples each client holds (shares of updates, numbers of steps)"
