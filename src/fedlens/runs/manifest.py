@@ -199,13 +199,18 @@ def machine(setup: Setup) -> dict[str, Any]:
     }
 
 
-def with_its_threads(setup: Setup, before: Mapping[str, Any], folder: Path) -> Setup:
-    """The setup of a resumed run with the threads that it began with: others round differently.
+def as_it_began(setup: Setup, before: Mapping[str, Any], folder: Path) -> Setup:
+    """The setup of a resumed run as it began, with the same noise.
 
-    It has no more than there are cores: they would wait for each other.
+    It has the same threads, for others round differently, but no more than there are cores, which
+    would wait for each other.
     """
-    given = demand_fields({"threads": 1, **before}, {"threads": int}, folder / MANIFEST, RERUN)
-    return replace(setup, threads=max(min(given["threads"], num_cores()), 1))
+    given = {"threads": 1, "run_id": setup.run_id, "salt": 0, **before}  # older runs have no salt
+    own = demand_fields(
+        given, {"threads": int, "run_id": str, "salt": int}, folder / MANIFEST, RERUN
+    )
+    threads = max(min(own["threads"], num_cores()), 1)
+    return replace(setup, threads=threads, run_id=own["run_id"], salt=own["salt"])
 
 
 def going_on(before: Mapping[str, Any], setup: Setup, done: int, folder: Path) -> dict[str, Any]:

@@ -29,12 +29,12 @@ from fedlens.runs.alone import by_client, check_clients_are_tested
 from fedlens.runs.folder import Checkpoint, RunFolder, check_free, readable_json
 from fedlens.runs.loop import ActiveRun, run_to_end
 from fedlens.runs.manifest import (
+    as_it_began,
     check_settings,
     check_there,
     check_unchanged,
     going_on,
     manifest,
-    with_its_threads,
 )
 from fedlens.runs.progress import Watch, all_of, decoding, expect_watch, in_rounds, shown
 from fedlens.runs.result import Result
@@ -185,11 +185,7 @@ def new_run(experiment: Experiment, setup: Setup, out: Path, overwrite: bool) ->
 def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> ActiveRun:
     """A run at its last checkpoint; `setup` is built from the run's own experiment."""
     path, before = folder.path, run_files.read_manifest(folder.path)
-    setup = with_its_threads(setup, before, path)
-    given = {"run_id": setup.run_id, "salt": 0, **before}  # older runs have no salt
-    known = {"run_id": str, "salt": int}
-    own = run_files.demand_fields(given, known, path / run_files.MANIFEST, run_files.RERUN)
-    setup = replace(setup, run_id=own["run_id"], salt=own["salt"])
+    setup = as_it_began(setup, before, path)
     check_unchanged(path, setup, before)
     twin = _twin(setup, watch)
     state = begin(setup.network, setup.program, setup.federation, setup.device)

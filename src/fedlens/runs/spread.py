@@ -39,7 +39,7 @@ from fedlens.engines.ray import ActorGroup, RemoteWorker, arrived, lost_errors, 
 from fedlens.engines.trainer import keep_memory
 from fedlens.engines.workers import TRIES
 from fedlens.runs.folder import Change, RunFolder
-from fedlens.runs.manifest import check_settings, check_unchanged, typed_functions, with_its_threads
+from fedlens.runs.manifest import as_it_began, check_settings, check_unchanged, typed_functions
 from fedlens.runs.points import Point, build_point, into_stacks, run_stacks, sharing
 from fedlens.runs.progress import Watch
 from fedlens.runs.records import Record
@@ -288,7 +288,7 @@ def _opened(point: Point) -> RunFolder:
     try:
         before = read_manifest(folder.path)
         check_settings(folder.path, point.experiment, before)
-        setup = with_its_threads(point.setup, before, folder.path)
+        setup = as_it_began(point.setup, before, folder.path)
         check_unchanged(folder.path, setup, before)
     except BaseException:
         folder.close()
