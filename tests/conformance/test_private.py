@@ -35,6 +35,7 @@ from fedlens.runs.folder import describe, restore
 from fedlens.setup import build
 from tests.federations import CPU, FEW, assert_equal, noisy_images, small_cnn, train
 from tests.papers_under_test import BANDED, BASE, PLAIN, PROTECTION
+from tests.privacy.trees import nodes_of, weights_of
 
 FIXED = replace(PROTECTION, clip=0.5, sampling="fixed")
 LAYOUT = Layout.of(torch.nn.Linear(2, 1, bias=False))
@@ -224,10 +225,10 @@ def test_noise_by_trees_is_the_noise_of_the_nodes(restart):
     whole = NoiseTree(11, restart or 11)
     end = {}  # the round that completes a node
     for t in range(11):
-        for node in whole.nodes(t + 1) - whole.nodes(t):
+        for node in nodes_of(whole, t + 1) - nodes_of(whole, t):
             end[node] = t
     for t, found in enumerate(released):
-        nodes = whole.weights(t)
+        nodes = weights_of(whole, t)
         expected = sum(weight * drawn[end[node]] for node, weight in nodes.items())
         torch.testing.assert_close(found, expected, rtol=0, atol=3e-3)
 

@@ -77,10 +77,7 @@ class NoiseOfClients(ChannelStep):
         else:
             own = keys.fold(client_keys, NOISE, number)
             words = keys.fold(own[:, None], torch.arange(numel, device=own.device))
-        words = words.view(clients, numel).to(like.device)
-        reach = _thresholds(self.deviation, like.device)
-        found = torch.searchsorted(reach, (words >> 1) & (2**63 - 1), right=True)
-        return ((len(reach) - found) * (1 - 2 * (words & 1))).view(like.shape)
+        return sample(words.to(like.device), self.deviation).view(like.shape)
 
     def release(self, round: int) -> Release:
         """As Gaussian noise that costs, over all rounds, what the discrete sums cost."""
@@ -99,6 +96,18 @@ def _gaussian(epsilon: float, delta: float, rounds: int) -> float:
     if not math.isfinite(epsilon):
         return 0.0
     return accountant.noise_for(epsilon, delta, lambda noise: [Release(noise, count=rounds)])
+
+
+def sample(words: Tensor, noise: float) -> Tensor:
+    """A discrete Gaussian number of standard deviation `noise` from each word of 64 random bits.
+
+    The lowest bit is the sign and the others choose the size by the inverse of its distribution.
+    Probabilities are right to 2^-63, and to `noise` × 2^-53 of themselves.
+    """
+    reach = _thresholds(noise, words.device)
+    sizes = len(reach) - torch.searchsorted(reach, (words >> 1) & (2**63 - 1), right=True)
+    found: Tensor = sizes * (1 - 2 * (words & 1))
+    return found
 
 
 @lru_cache(maxsize=8)

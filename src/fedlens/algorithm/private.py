@@ -144,7 +144,10 @@ def with_privacy(base: Algorithm, privacy: Protection) -> Algorithm:
         (isinstance(base.personal, OwnModel), "its clients send no update"),
         (base.pace, "in asynchronous rounds the fastest take part, and the data may decide who is"),
         (type(base.select) is not Uniformly, "it has a way of its own to choose clients"),
-        (type(base.weigh) not in SHARES, "what an update counts depends on the clients' data"),
+        (
+            type(base.weigh) not in (ByExamples, Equally, Constant),
+            "what an update counts depends on the clients' data",
+        ),
         (type(base.combine) is not WeightedSum, "its server needs more than the sum of updates"),
         (
             any(getattr(one, "reads_cohort", True) for one in server),
@@ -155,7 +158,7 @@ def with_privacy(base: Algorithm, privacy: Protection) -> Algorithm:
             raise ValueError(f"privacy does not cover this algorithm ({why}): choose another one")
     if isinstance(privacy.clip, Adaptive):
         privacy.clip.split(privacy.noise, privacy.noise_cohort)
-    share = SHARES[type(base.weigh)](base.weigh, privacy)
+    share = _share(base.weigh, privacy)
     step = ClipAndNoise(privacy, share)
     return replace(
         base,
@@ -173,23 +176,13 @@ def _select(privacy: Protection) -> Select:
     return Uniformly(privacy.cohort)
 
 
-def _of_examples(weigh: Weigh, privacy: Protection) -> float:
+def _share(weigh: Weigh, privacy: Protection) -> float:
+    """What one client's update counts, by how the algorithm weighs without privacy."""
+    if isinstance(weigh, Constant):
+        return float(weigh.share)
     if weigh.over == "seen":
         raise ValueError(
             "privacy does not cover this algorithm (it counts the examples of the clients seen so "
             'far): where it has a start, set start = "cold"'
         )
-    return 1 / (privacy.cohort if weigh.over == "cohort" else privacy.clients)
-
-
-def _equal(weigh: Weigh, privacy: Protection) -> float:
-    return 1 / privacy.cohort
-
-
-def _constant(weigh: Weigh, privacy: Protection) -> float:
-    assert isinstance(weigh, Constant)
-    return float(weigh.share)
-
-
-SHARES = {ByExamples: _of_examples, Equally: _equal, Constant: _constant}
-"""What one client's update counts, by how the algorithm weighs without privacy."""
+    return 1 / (privacy.clients if weigh.over == "population" else privacy.cohort)

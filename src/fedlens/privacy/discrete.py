@@ -21,7 +21,7 @@ from fedlens.privacy.accountant import ORDERS, check_delta, converted
 
 Array = np.ndarray[Any, Any]
 
-LARGEST = 2.0**16  # steps: the noise of `sample`, whose table has ten times as many entries
+LARGEST = 2.0**16  # steps: noise whose `thresholds` are a table of ten times as many entries
 
 
 def epsilon(
@@ -58,22 +58,6 @@ def epsilon(
     squared = min(share**2 + 2 * summed * tau + spread**2, (share + spread) ** 2)
     divergences = np.minimum(ORDERS * share**2 / 2 + tau * dimension, ORDERS * squared / 2)
     return converted(rounds * divergences, delta)
-
-
-def sample(words: Array, noise: float) -> Array:
-    """A discrete Gaussian number of standard deviation `noise` from each word of 64 random bits.
-
-    The lowest bit is the sign and the others choose the size by the inverse of its distribution.
-    Probabilities are right to 2^-63, and to `noise` × 2^-53 of themselves.
-    """
-    if not 0 < noise <= LARGEST:
-        raise ValueError(f"noise is {noise}: it lies above 0, up to {LARGEST:.0f} steps of a grid")
-    bits = words.view(np.uint64)
-    reach = thresholds(float(noise))
-    sizes = len(reach) - np.searchsorted(reach, bits >> np.uint64(1), side="right")
-    signs = 1 - 2 * (bits & np.uint64(1)).astype(np.int64)
-    drawn: Array = sizes * signs
-    return drawn
 
 
 @lru_cache(maxsize=8)

@@ -45,25 +45,8 @@ class Tree:
         if not 1 <= self.restart <= self.rounds:
             raise ValueError(f"restart is {self.restart}: it lies in 1..{self.rounds} rounds")
 
-    def nodes(self, rounds: int) -> set[tuple[int, int, int]]:
-        """The nodes (tree, level, place) whose noise is in the sum of the first `rounds` rounds."""
-        trees = [*range(0, rounds, self.restart)]
-        sizes = [min(self.restart, rounds - start) for start in trees]
-        return {
-            (tree, level, (size >> level) - 1)
-            for tree, size in enumerate(sizes)
-            for level in range(size.bit_length())
-            if size >> level & 1
-        }
-
-    def weights(self, round: int) -> dict[tuple[int, int, int], int]:
-        """The noise of round 0, 1, ... as a sum over nodes: new ones added, old ones taken away."""
-        before, after = self.nodes(round), self.nodes(round + 1)
-        return dict.fromkeys(sorted(after - before), 1) | dict.fromkeys(sorted(before - after), -1)
-
     def sensitivity(self, participations: int, separation: int) -> float:
         """At most this: a node of n rounds has one client at most ⌈n / separation⌉ times."""
-        _check(participations, separation)
         times = min(participations, -(-self.rounds // separation))
         squared = 0
         for level in range(self.restart.bit_length()):
@@ -102,30 +85,6 @@ class Banded:
         for weight, earlier in zip(others, reversed(past), strict=False):
             fresh = fresh - weight * earlier
         return fresh / diagonal
-
-    def weights(self, round: int) -> Array:  # [round + 1]
-        """The same noise from the independent noise of all rounds so far: a row of C⁻¹."""
-        units = np.eye(round + 1)
-        past: list[Array] = []
-        for t in range(round + 1):
-            past.append(self.noise(t, units[t], past))
-        return past[-1]
-
-    def sensitivity(self, participations: int, separation: int) -> float:
-        _check(participations, separation)
-        rounds, bands = self.columns.shape
-        if separation < bands:
-            raise ValueError(
-                f"separation is {separation}: with {bands} bands a client takes part again after "
-                f"{bands} rounds or more; use fewer bands, or more clients"
-            )
-        return math.sqrt(min(participations, -(-rounds // separation)))
-
-
-def _check(participations: int, separation: int) -> None:
-    for name, value in (("participations", participations), ("separation", separation)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}: it is at least 1")
 
 
 def error(strategy: Array) -> float:
