@@ -70,9 +70,7 @@ class Commands(Directive):
         from fedlens.cli.main import app_of
 
         command = typer.main.get_command(app_of())
-        return self.sections(
-            command, command.make_context("fedlens", ["--version"], resilient_parsing=True)
-        )
+        return self.sections(command, command.context_class(command, info_name="fedlens"))
 
     def sections(self, group, context) -> list[nodes.Node]:
         found = []
@@ -95,19 +93,13 @@ class Gallery(Directive):
 
         found = []
         for name, (title, command) in PAGES.items():
-            made = (GALLERY / "gallery" / f"{name}.html").exists()
-            section = nodes.section(ids=[name], names=[title])
-            link = nodes.reference("", "The page", refuri=f"gallery/{name}.html")
-            said = nodes.paragraph("", "", link if made else nodes.Text("`make docs` draws it"))
             command = f"fedlens {command}"
-            section += [
-                nodes.title(text=title),
-                nodes.literal_block(command, command, language="sh"),
-            ]
-            section += (
-                [nodes.image(uri=f"_gallery/gallery/{name}.png", width="460px", alt=title)]
-                if made
-                else []
-            )
-            found.append(section.__iadd__(said))
+            section = nodes.section(ids=[name], names=[title])
+            section += nodes.title(text=title)
+            section += nodes.literal_block(command, command, language="sh")
+            if (GALLERY / "gallery" / f"{name}.html").exists():
+                link = nodes.reference("", "Open the page", refuri=f"gallery/{name}.html")
+                section += nodes.image(uri=f"_gallery/gallery/{name}.png", width="460px")
+                section += nodes.paragraph("", "", link)
+            found.append(section)
         return found

@@ -10,7 +10,12 @@ import pytest
 def opened(monkeypatch):
     """The addresses that were opened."""
     found: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", lambda address: found.append(address) or True)
+
+    def noted(address: str) -> bool:
+        found.append(address)
+        return True
+
+    monkeypatch.setattr(webbrowser, "open", noted)
     return found
 
 

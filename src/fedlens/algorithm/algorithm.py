@@ -48,23 +48,23 @@ from fedlens.privacy.events import Release
 class Algorithm:
     """An algorithm, by default FedAvg. Its slots are in the order in which a round runs them."""
 
-    select: Select = Uniformly(10)  # which clients take part
-    draw: Draw = Epochs(1, batch_size=32)  # which examples each client sees
-    objective: Objective = field(default_factory=Objective)  # what each client minimises
-    solve: Solve = field(default_factory=lambda: Sgd(0.1))  # how each client minimises it
-    upload: Uploading = difference  # what each client sends, and what it keeps
-    channel: tuple[ChannelStep, ...] = ()  # what is done to uploads on the way
-    weigh: Weigh = ByExamples()  # each upload's final share
-    combine: Combine = WeightedSum()  # how uploads become one update
-    advance: Advance = field(default_factory=lambda: Sgd(1.0))  # how the server updates its model
+    select: Select = Uniformly(10)  #: which clients take part
+    draw: Draw = Epochs(1, batch_size=32)  #: which examples each client sees
+    objective: Objective = field(default_factory=Objective)  #: what each client minimises
+    solve: Solve = field(default_factory=lambda: Sgd(0.1))  #: how each client minimises it
+    upload: Uploading = difference  #: what each client sends, and what it keeps
+    channel: tuple[ChannelStep, ...] = ()  #: what is done to uploads on the way
+    weigh: Weigh = ByExamples()  #: each upload's final share
+    combine: Combine = WeightedSum()  #: how uploads become one update
+    advance: Advance = field(default_factory=lambda: Sgd(1.0))  #: how the server updates its model
 
-    pace: Pace | None = None  # of asynchronous rounds; None: every round waits for its clients
-    tell: tuple[Tell, ...] = ()  # what the server sends besides the model
-    reset: bool = True  # whether local momentum is reset in every round
-    personal: Personal | None = None  # what of the model is a client's own
+    pace: Pace | None = None  #: of asynchronous rounds; None: every round waits for its clients
+    tell: tuple[Tell, ...] = ()  #: what the server sends besides the model
+    reset: bool = True  #: whether local momentum is reset in every round
+    personal: Personal | None = None  #: what of the model is a client's own
     measures: tuple[Callable[[Tree, Tree], dict[str, Tensor]], ...] = ()
     """Functions of the model before and after the server's step; the record has their values."""
-    discloses: frozenset[str] = frozenset()  # the facts about their data that clients send
+    discloses: frozenset[str] = frozenset()  #: the facts about their data that clients send
     memory: Mapping[str, Callable[[Tree, Memory], Tree]] = field(default_factory=dict)
     """What clients remember between rounds, by name. The function returns the initial value, for a
     client never selected, from the server's model and from what the server sends besides it."""

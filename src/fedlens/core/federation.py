@@ -32,10 +32,10 @@ class Examples:
     by `read`.
     """
 
-    images: Tensor  # [N, channels, H, W] uint8, or floats that are used as they are
-    labels: Tensor  # [N] int64
-    columns: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)  # [N] each
-    rows: Tensor | None = None  # [N] positions in `images`; None: 0 to N - 1
+    images: Tensor  #: [N, channels, H, W] uint8, or floats that are used as they are
+    labels: Tensor  #: [N] int64
+    columns: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)  #: [N] each
+    rows: Tensor | None = None  #: [N] positions in `images`; None: 0 to N - 1
 
     def __post_init__(self) -> None:
         for what, given in (("images", self.images), ("labels", self.labels)):
@@ -111,12 +111,12 @@ class Dataset:
     name: str
     train: Examples
     test: Examples
-    classes: tuple[str, ...]  # L names
-    mean: tuple[float, ...] | None = None  # per channel, of images scaled to [0, 1]
+    classes: tuple[str, ...]  #: L names
+    mean: tuple[float, ...] | None = None  #: per channel, of images scaled to [0, 1]
     std: tuple[float, ...] | None = None
-    left_out: tuple[LeftOut, ...] = ()  # files that could not be decoded
-    is_mapped: bool = False  # its images are a memory-mapped file, maybe larger than memory
-    validation: Examples | None = None  # its own; None: a share of train is set apart
+    left_out: tuple[LeftOut, ...] = ()  #: files that could not be decoded
+    is_mapped: bool = False  #: its images are a memory-mapped file, maybe larger than memory
+    validation: Examples | None = None  #: its own; None: a share of train is set apart
 
     def __post_init__(self) -> None:
         if isinstance(self.classes, str) or not isinstance(self.classes, Sequence):
@@ -209,17 +209,17 @@ class Pool(NamedTuple):
 
     examples: Examples
     num_classes: int
-    num_clients: int  # 0: the partition finds its clients in the data
-    rng: np.random.Generator  # for all its draws
+    num_clients: int  #: 0: the partition finds its clients in the data
+    rng: np.random.Generator  #: for all its draws
 
 
 @dataclass(frozen=True)
 class Holdings:
     """Which client holds which examples: one index, with the parts of the clients in order."""
 
-    index: Tensor  # [n] int64, positions in Examples
-    offsets: Tensor  # [K + 1] int64: client k holds index[offsets[k] : offsets[k + 1]]
-    names: tuple[str, ...] | None = None  # K: the writer, the user, the cell, if known
+    index: Tensor  #: [n] int64, positions in Examples
+    offsets: Tensor  #: [K + 1] int64: client k holds index[offsets[k] : offsets[k + 1]]
+    names: tuple[str, ...] | None = None  #: K: the writer, the user, the cell, if known
 
     @classmethod
     def of(cls, members: Sequence[Tensor]) -> Holdings:

@@ -12,6 +12,7 @@ from inspect import iscoroutinefunction, isgeneratorfunction, signature
 from typing import TYPE_CHECKING, Any
 
 from fedlens.data.places import Counted
+from fedlens.runs.cell import Cell
 from fedlens.runs.records import Record
 from fedlens.storage.reading import printable
 
@@ -97,8 +98,15 @@ ECHO_COLUMNS = 4  # left free to the right of a bar: room for ^C twice
 
 @contextmanager
 def in_rounds(title: str, total: int, done: int = 0) -> Iterator[Watching]:
-    """A watch over a run: a bar on a terminal, else a line every few seconds; both on stderr."""
+    """A watch over a run: curves in a notebook; on stderr a bar, or a line every few seconds."""
     title = printable(title)
+    if _in_notebook():
+        cell = Cell(title)
+        try:
+            yield all_of(cell, Watching(_Rounds(title, total, done, cell.advance)))
+        finally:
+            cell.show()
+        return
     with _bar(title) if _draws_bars() else nullcontext() as advance:
         yield Watching(_Rounds(title, total, done, advance))
 
@@ -198,7 +206,7 @@ class _Counted:
                 self.advance(done, total, count, over, doing)
         elif now - self.last_print >= PLAIN_SECONDS or (self.has_said and done == total):
             self.last_print, self.has_said = now, True
-            line = _joined(doing, count, _until(over, now))
+            line = _joined(doing, count, until(over))
             print(f"{self.title}: {line}", file=sys.stderr, flush=True)
 
 
@@ -222,7 +230,7 @@ class _Rounds:
         if "round" in record:
             self._take(record)
         if self.advance is None:
-            self._print_if_due(record, _until(over, time.monotonic()))
+            self._print_if_due(record, until(over))
         elif is_outside(record):  # outside of rounds: its count replaces that of rounds
             is_before = any(key in record for key in ("decoded", "planned", "twin"))
             at = self.done if is_before else self.total
@@ -314,7 +322,9 @@ class _Remaining:
             self.over = None
 
 
-def _until(over: float | None, now: float) -> str:
+def until(over: float | None) -> str:
+    """How long it is until then, in words."""
+    now = time.monotonic()
     return f"about {span(over - now)} left" if over is not None and over > now else ""
 
 
@@ -339,7 +349,7 @@ def _bar(title: str, transient: bool = False) -> Iterator[Callable[..., None]]:
     class Line(ProgressColumn):
         def render(self, task: Any) -> Table:
             # The time left counts down even without an update for minutes.
-            left = _until(task.fields["over"], time.monotonic())
+            left = until(task.fields["over"])
             by_weight: list[tuple[int, RenderableType]] = [  # by importance, with places
                 (2, Text(task.fields["count"])),
                 (4, Text(left)),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import html
-import io
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.core import Tree
 from fedlens.evaluation.measures import OF_OWN_MODELS, PARTS, measure_name
+from fedlens.runs.cell import picture, points_of
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.records import Record, is_number, summary_of
 from fedlens.runs.summary import final
@@ -32,12 +33,12 @@ def by_name(accuracy: object, names: Sequence[str] | None) -> dict[str, float]:
 class Result:
     """The result of a run. A notebook shows it with a plot."""
 
-    status: str  # finished, diverged, invalid or stopped; other if read before its end
+    status: str  #: finished, diverged, invalid or stopped; other if read before its end
     records: list[Record]
     summary: dict[str, Any]
-    model: Tree  # parameters and buffers for module.load_state_dict; {} if none is saved
+    model: Tree  #: parameters and buffers for module.load_state_dict; {} if none is saved
     folder: Path | None
-    best_model: Tree | None = None  # the best on validation, with evaluate.best
+    best_model: Tree | None = None  #: the best on validation, with evaluate.best
     # The final model's accuracy on each client's own test images, by the client's name or number.
     client_accuracy: dict[str, float] = field(default_factory=dict)
 
@@ -85,16 +86,21 @@ class Result:
         """Plot a measure by round, on `axes` or new ones; by default the accuracy."""
         from matplotlib.ticker import MaxNLocator
 
-        if axes is None:
-            from matplotlib import pyplot
+        from fedlens.report.draw import print_style
+        from fedlens.report.palette import colour_of
 
-            axes = pyplot.subplots()[1]
         name = measure or self._measure
-        points = [(record["round"], record[name]) for record in self.records if name in record]
+        points = points_of(self.records, name)
         if not points:
             known = sorted({key for record in self.records for key in record} - {"round"})
             raise ValueError(f"{name!r} was not recorded: choose one of {', '.join(known)}")
-        axes.plot(*zip(*points, strict=True), marker="o" if len(points) == 1 else None)
+        with print_style() if axes is None else nullcontext():
+            if axes is None:
+                from matplotlib import pyplot
+
+                axes = pyplot.subplots(figsize=(5.5, 3.2), layout="constrained")[1]
+            marker = "o" if len(points) == 1 else None
+            axes.plot(*zip(*points, strict=True), marker=marker, color=colour_of(len(axes.lines)))
         ticks = axes.xaxis.get_major_locator()
         if isinstance(ticks, MaxNLocator):  # the default, unless the user chose a scale
             ticks.set_params(integer=True)
@@ -112,18 +118,12 @@ class Result:
 
     def _repr_html_(self) -> str:
         """A curve and the last evaluation, for notebooks."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(5, 3), layout="constrained")
-        if self.records:
-            self.plot(axes=figure.add_subplot())
-        drawn = io.StringIO()
-        figure.savefig(drawn, format="svg")
-        picture = drawn.getvalue()
         rows = "".join(
             f"<tr><td>{html.escape(name)}</td><td>{value:.4g}</td></tr>"
             for name, value in self.final.items()
             if isinstance(value, int | float)
         )
         title = html.escape(repr(self).strip("<>"))
-        return f"<b>{title}</b><div>{picture[picture.index('<svg') :]}</div><table>{rows}</table>"
+        name = self.folder.name if self.folder is not None else "this run"
+        curve = picture({name: points_of(self.records, self._measure)}, self._measure)
+        return f"<b>{title}</b><div>{curve}</div><table>{rows}</table>"
