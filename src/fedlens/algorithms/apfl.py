@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper, up_to_one
-from fedlens.algorithm.pieces.personal import carries_of_both, init_both, step_both
-from fedlens.algorithm.slots import OWN, Personal, Solve, Uploading, Wraps
+from fedlens.algorithm.pieces.personal import TwoModels
+from fedlens.algorithm.slots import OWN, Personal, Solve, Uploading
 from fedlens.core import Local, Memory, Moved, Tree, Upload, per_row
 from fedlens.network.layout import Layout
 
@@ -26,23 +26,15 @@ ALPHA = "alpha"
 
 
 @dataclass(frozen=True)
-class MixedSecond(Wraps):
+class MixedSecond(TwoModels):
     """`inner` for both models; the second follows the gradient of the mixture."""
 
     inner: Solve
     adaptive: bool
 
-    @property
-    def reads_batch(self) -> bool:
-        return True
-
-    @property
-    def carries(self) -> frozenset[str]:
-        return carries_of_both(self.inner)
-
     def init(self, params: Tree) -> Memory:
         row = next(iter(params.values()))
-        return {**init_both(self.inner, params), ALPHA: {ALPHA: row.new_zeros(len(row))}}
+        return {**super().init(params), ALPHA: {ALPHA: row.new_zeros(len(row))}}
 
     def update(self, grads: Tree, memory: Memory, params: Tree, local: Local) -> Moved:
         assert local.gradients is not None and local.step is not None
@@ -57,7 +49,7 @@ class MixedSecond(Wraps):
             alpha = torch.where(first, moved, alpha)
         memory = memory | {ALPHA: {ALPHA: alpha}}
         found = {name: per_row(alpha, g) * g for name, g in found.items()}
-        return step_both(self.inner, grads, found, memory, params, local)
+        return self.step_both(grads, found, memory, params, local)
 
 
 def mixed(own: Tree, params: Tree, alpha: Tensor) -> Tree:

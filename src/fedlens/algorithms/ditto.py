@@ -11,28 +11,17 @@ from dataclasses import dataclass, replace
 
 from fedlens.algorithm import Algorithm, at_least, check_pull, paper
 from fedlens.algorithm.pieces import SecondModel
-from fedlens.algorithm.pieces.personal import carries_of_both, init_both, step_both
-from fedlens.algorithm.slots import OWN, Solve, Wraps
+from fedlens.algorithm.pieces.personal import TwoModels
+from fedlens.algorithm.slots import OWN, Solve
 from fedlens.core import Local, Memory, Moved, Number, Tree, per_row
 
 
 @dataclass(frozen=True)
-class PulledSecond(Wraps):
+class PulledSecond(TwoModels):
     """`inner` for both models; the second is pulled towards the server's."""
 
     inner: Solve
     lambda_: Number
-
-    @property
-    def reads_batch(self) -> bool:
-        return True
-
-    @property
-    def carries(self) -> frozenset[str]:
-        return carries_of_both(self.inner)
-
-    def init(self, params: Tree) -> Memory:
-        return init_both(self.inner, params)
 
     def update(self, grads: Tree, memory: Memory, params: Tree, local: Local) -> Moved:
         assert local.gradients is not None
@@ -40,7 +29,7 @@ class PulledSecond(Wraps):
         pulled = local.gradients(own)
         for name, g in pulled.items():
             pulled[name] = g + per_row(self.lambda_, g) * (own[name] - local.anchor[name])
-        return step_both(self.inner, grads, pulled, memory, params, local)
+        return self.step_both(grads, pulled, memory, params, local)
 
 
 @paper

@@ -82,14 +82,13 @@ def evaluate_command(
     from fedlens.deploy.classifier import load
     from fedlens.deploy.testing import tested_on, training_files
     from fedlens.report.holdings import measured
-    from fedlens.storage.reading import printable
 
     classifier = load(run, best=best, client=client)
     trained_on, unknown = [], ""
     try:
         trained_on = training_files(run)
     except ValueError as error:
-        unknown = printable(str(error))
+        unknown = str(error)
     with shown(not quiet, counted, "images") as watch:
         found = tested_on(classifier, data, trained_on, watch)
     if unknown:

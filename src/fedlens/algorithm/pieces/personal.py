@@ -2,9 +2,9 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
-from fedlens.algorithm.slots import OWN, Personal, Solve
+from fedlens.algorithm.slots import OWN, Personal, Wraps
 from fedlens.core import Local, Memory, Moved, Tree
 from fedlens.network.layout import Layout
 
@@ -31,7 +31,7 @@ class OwnModel(Personal):
 
 @dataclass(frozen=True)
 class SecondModel(Personal):
-    """A whole model, which a client trains beside the server's: `solve` calls `step_both`."""
+    """A whole model, which a client trains beside the server's: `solve` is `TwoModels`."""
 
     beside: ClassVar[bool] = True
 
@@ -92,26 +92,30 @@ def head_of(params: Tree, layer: str | None, axes: int = 0) -> list[str]:
 _MINE = f"{OWN}."
 
 
-def carries_of_both(inner: Solve) -> frozenset[str]:
-    return inner.carries | {_MINE + name for name in inner.carries}
+class TwoModels(Wraps, Protocol):
+    """Steps of two models, by `inner`, each with a memory of its own; the second is called OWN."""
 
+    @property
+    def reads_batch(self) -> bool:
+        return True
 
-def init_both(inner: Solve, params: Tree) -> Memory:
-    mine = {_MINE + name: tree for name, tree in inner.init(params).items()}
-    return inner.init(params) | mine
+    @property
+    def carries(self) -> frozenset[str]:
+        return self.inner.carries | {_MINE + name for name in self.inner.carries}
 
+    def init(self, params: Tree) -> Memory:
+        mine = {_MINE + name: tree for name, tree in self.inner.init(params).items()}
+        return self.inner.init(params) | mine
 
-def step_both(
-    inner: Solve, grads: Tree, own_grads: Tree, memory: Memory, params: Tree, local: Local
-) -> Moved:
-    """A step of each model, along gradients of its own; the second is in the memory, as OWN.
-
-    Both take steps by the same solver, each with a memory of its own.
-    """
-    names = [name for name in memory if _MINE + name in memory]
-    params, first = inner.update(grads, {name: memory[name] for name in names}, params, local)
-    mine = {name: memory[OWN][name] for name in own_grads}
-    own = {name: memory[_MINE + name] for name in names}
-    moved, second = inner.update(own_grads, own, mine, local)
-    kept = {_MINE + name: tree for name, tree in second.items()}
-    return params, memory | first | kept | {OWN: memory[OWN] | moved}
+    def step_both(
+        self, grads: Tree, own_grads: Tree, memory: Memory, params: Tree, local: Local
+    ) -> Moved:
+        """A step of each model, along gradients of its own."""
+        names = [name for name in memory if _MINE + name in memory]
+        remembered = {name: memory[name] for name in names}
+        params, first = self.inner.update(grads, remembered, params, local)
+        mine = {name: memory[OWN][name] for name in own_grads}
+        own = {name: memory[_MINE + name] for name in names}
+        moved, second = self.inner.update(own_grads, own, mine, local)
+        kept = {_MINE + name: tree for name, tree in second.items()}
+        return params, memory | first | kept | {OWN: memory[OWN] | moved}
