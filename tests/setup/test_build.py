@@ -150,8 +150,8 @@ def described(**changes: Any) -> fl.Experiment:
     [
         ({"clients": {"count": 25}}, "25 clients but 24 examples: choose no more clients than"),
         ({"outputs": 2}, "outputs is 2, but toy has 3 classes: choose 3 or more"),
-        ({"outputs": 7}, "(3,) outputs an image, but outputs is 7: give it 7 outputs"),
-        ({"model": flat(2)}, "the model gives (2,) outputs an image, but toy has 3 classes"),
+        ({"outputs": 7}, "3 outputs an image, but outputs is 7: give it 7 outputs"),
+        ({"model": flat(2)}, "the model gives 2 outputs an image, but toy has 3 classes"),
         ({"model": flat(5)}, "toy has 3 classes: give it 3 outputs, or set outputs = 5"),
         ({"model": nn.Linear(9, 3)}, "the model cannot take images of toy, (2, 4, 4) ("),
         (

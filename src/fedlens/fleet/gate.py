@@ -108,7 +108,6 @@ class Gate:
             self._loop.close()
 
     async def _serve(self) -> None:
-
         self._stop = asyncio.Event()
         outer = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         outer.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -284,7 +283,6 @@ class Gate:
         return f"the clock of {self.names[key]} is {wrong}: set both by a time server"
 
     async def _pass_on(self, visit: Visit, client: Any, request: Any, peer: str) -> None:
-
         headers = dict(request.headers)
         hop = HOP | {b"content-length"} if b"transfer-encoding" in headers else HOP
         try:
@@ -336,7 +334,6 @@ class Visit:
         return event
 
     async def body(self) -> AsyncIterator[bytes]:
-
         size = 0
         while type(event := await self.event(SILENCE)) is h11.Data:
             size += len(event.data)

@@ -69,8 +69,9 @@ def try_network(network: Network, dataset: Dataset, outputs: int | None) -> None
     if shape != (wanted,):
         has = f"{dataset.name} has {wanted} classes" if outputs is None else f"outputs is {outputs}"
         more = len(shape) == 1 and shape[0] > dataset.num_classes
+        gives = "×".join(map(str, shape))
         raise ValueError(
-            f"the model gives {shape} outputs an image, but {has}: give it {wanted} outputs"
+            f"the model gives {gives} outputs an image, but {has}: give it {wanted} outputs"
             + f", or set outputs = {shape[0]}" * more
         )
     _try_training(network, part.images[:2])
