@@ -212,6 +212,16 @@ def test_an_edited_ledger_is_refused_before_anything_is_written(tmp_path):
     assert not (tmp_path / "next").exists()
 
 
+@pytest.mark.parametrize("rest", [0, 1])
+def test_a_run_is_not_resumed_without_what_it_spent(rest, tmp_path):
+    ledger = tmp_path / "ledger.jsonl"
+    fl.run(experiment({"ledger": str(ledger)}, rounds=2), tmp_path / "run")
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:rest]))
+    with pytest.raises(ValueError, match="lacks round 2 of this run"):
+        fl.resume(tmp_path / "run", rounds=3)
+    assert len(Ledger(ledger).entries) == rest
+
+
 def change(folder, old: str, new: str) -> None:
     file = folder / "experiment.toml"
     assert old in file.read_text()

@@ -74,6 +74,9 @@ class Ledger:
             except OSError as error:
                 raise self._denied("read", error) from error
 
+    def has(self, entry: Entry) -> bool:
+        return (entry.run, entry.round) in self._known
+
     def spent(self, data: str, unit: str) -> list[Release]:
         counts = self._counts.get((data, unit), Counter())
         return [replace(one, count=count * one.count) for one, count in counts.items()]
@@ -97,7 +100,7 @@ class Ledger:
                         f"{self.path}: round {one.round} of this run released {before}, and not "
                         f"{one.release}: put the old keys of [privacy] back, or start a new run"
                     )
-            new = [one for one in entries if (one.run, one.round) not in known]
+            new = [one for one in entries if not self.has(one)]
             if new:
                 last = new[-1]
                 if not self.allows(last.data, last.unit, [one.release for one in new]):

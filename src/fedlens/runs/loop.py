@@ -165,7 +165,7 @@ class ActiveRun:
         self.last_round = setup.experiment.rounds  # or fewer, by the limit of a ledger
         self.spending = None if setup.experiment.privacy is None else Spending(setup)
         if self.spending is not None:
-            self.spending.count(*range(len(self.records)))
+            self.spending.resume(len(self.records))
         self.stopping = Stopping(setup.experiment)
         # The time of an interrupted run is ignored here: if stop.seconds has passed, the run stops
         # after its next round, which is then evaluated.
