@@ -147,6 +147,18 @@ def test_a_plan_of_a_private_experiment_counts_its_own_noise(plan, private, keys
     assert plan(private(keys))["epsilon"] == pytest.approx(epsilon([release], 1e-5), rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("keys", "besides"), [("", "nothing else"), ('clip = "adaptive"', "the clip")]
+)
+def test_a_plan_says_what_its_noise_covers(fedlens, private, keys, besides):
+    (line,) = [
+        line
+        for line in fedlens("privacy", "plan", private(f"noise = 1.5\n{keys}")).out.splitlines()
+        if line.startswith("covers")
+    ]
+    assert line.endswith(besides)
+
+
 def test_a_plan_for_examples_reads_who_holds_how_many(plan, private, fedlens):
     """6,000 images: 6 for each of 1,000 clients, of which one takes part most often."""
     file = private('unit = "example"\nepsilon = 8.0\ndelta = 1e-3')

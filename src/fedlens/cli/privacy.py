@@ -287,6 +287,7 @@ def _of_clients(
 ) -> Plan:
     """A plan for clients; `counted` has the noise that ε is counted by."""
     from fedlens.privacy import accountant
+    from fedlens.privacy.mechanisms import Adaptive
 
     length, total, cohort = protection.rounds, protection.population, protection.noise_cohort
     # If nobody is drawn, more clients hide nobody better.
@@ -298,6 +299,8 @@ def _of_clients(
         "cyclic": f"{cohort:,} clients take turns, and come back after {protection.separation}",
     }[protection.sampling]
     (*_, last) = protection.released(length)
+    follows = isinstance(protection.clip, Adaptive)
+    besides = "the noisy count that moves the clip" if follows else "nothing else"
     return Plan(
         told={
             "epsilon": accountant.epsilon(counted.released(length), delta),
@@ -316,7 +319,7 @@ def _of_clients(
         },
         after={
             "neighbours": f"two federations, hard to tell apart: {NEIGHBOURS[protection.sampling]}",
-            "covers": "one sum of clipped updates a round, in equal shares, and nothing else",
+            "covers": f"one sum of clipped updates a round, in equal shares, and {besides}",
         },
         cost=lambda rounds: accountant.epsilon(counted.released(rounds), delta),
         with_ten=lambda rounds: accountant.epsilon(more.released(rounds), delta),
