@@ -30,6 +30,7 @@ from fedlens.algorithms.by_distance import caf, dnc, mda
 from fedlens.algorithms.centred_clipping import centred_clipping
 from fedlens.algorithms.clip import clip
 from fedlens.algorithms.ditto import ditto
+from fedlens.algorithms.download import download
 from fedlens.algorithms.eden import eden
 from fedlens.algorithms.fedala import fedala
 from fedlens.algorithms.fedasync import fedasync
@@ -194,6 +195,7 @@ ALGORITHMS = {
     "sign": compose(BASE, sign()),
     "powersgd": compose(BASE, powersgd(rank=1)),
     "eden": compose(BASE, eden(bits=4)),
+    "download": compose(BASE, download(bits=8)),
     "clip, sign x fedadmm": compose(PLAIN, fedadmm(rho=0.1), clip(norm=2.0), sign()),
     "clip, top-k x fedadmm": compose(PLAIN, fedadmm(rho=0.1), clip(norm=2.0), top_k(share=0.2)),
     "qfedavg": compose(BASE, qfedavg(q=1.0)),

@@ -60,7 +60,7 @@ def goes(*names: str) -> bool:
 
 def refilled(name: str) -> Iterator[str]:
     amended = compose(BASE, made(name))
-    for slot in (*EXCLUSIVE, "objective", "channel"):
+    for slot in (*EXCLUSIVE, "objective", "channel", "download"):
         if not same(getattr(amended, slot), getattr(BASE, slot)):
             yield f"`{slot}`"
 

@@ -370,7 +370,7 @@ COMPOSES = {
     *("fedavg", "lambda-sum", "fedprox", "fedavgm", "admm", "ceadmm", "fedadam", "fedyogi"),
     *("fedadagrad", "fedper", "fedbn", "liadmm", "celiadmm", "clip", "quantize", "top-k", "sign"),
     *("fine-tune", "lg-fedavg", "fedrep", "fedbabu", "ditto", "apfl", "pfedme", "per-fedavg"),
-    *("moon", "fedala", "powersgd", "eden"),
+    *("moon", "fedala", "powersgd", "eden", "download"),
 }
 NEEDED: dict[str, dict[str, Any]] = {"fedvc": {"size": 32}, "bulyan": {"byzantine": 0}}
 

@@ -119,6 +119,7 @@ class Nearby:
         self.waiting: list[tuple[int, Reply]] = []
         self.orders: list[tuple[str, str, Mapping[str, Any]]] = []
         self.replies: list[tuple[str, str, Reply]] = []
+        self.sent: list[tuple[str, str, Tree]] = []
         self.away: set[str] = set()
         self.withdrawn: set[str] = set()
 
@@ -132,6 +133,7 @@ class Nearby:
             site = self.sites[client]
             name = site.home.name
             self.orders.append((name, what, order))
+            self.sent.append((name, what, tensors))
             copies = map_tensors(tensors, torch.clone)
             arrived = site.answer(what, order, copies)
             self.replies.append((name, what, arrived))

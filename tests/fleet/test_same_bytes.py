@@ -32,6 +32,7 @@ PAPERS = {
 }
 
 
+BYTES = ("bytes_up", "bytes_down")
 KEEPS = {"fedper", "fedrep", "fedbabu", "lg-fedavg", "local-only", "fedproto"}  # layers
 ADAM = 'batch_size = 8, lr = 0.01, optimizer = "adam", clip = 1.0, reset = false'
 
@@ -50,7 +51,7 @@ def test_a_fleet_ends_with_the_bytes_of_the_simulation(paper, tmp_path):
     assert model_bytes(tmp_path / "fleet") == model_bytes(tmp_path / "here")
     fleet, here = (read_records(tmp_path / name) for name in ("fleet", "here"))
     for one, other in zip(fleet, here, strict=True):
-        for name in ("train_loss", "clients", "test_accuracy", "examples", "batches", "bytes_up"):
+        for name in ("train_loss", "clients", "test_accuracy", "examples", "batches", *BYTES):
             assert one[name] == other[name], name
     sent = [
         tensor

@@ -60,6 +60,7 @@ class Algorithm:
 
     pace: Pace | None = None  #: of asynchronous rounds; None: every round waits for its clients
     tell: tuple[Tell, ...] = ()  #: what the server sends besides the model
+    download: tuple[ChannelStep, ...] = ()  #: what is done to changes of the model on the way down
     reset: bool = True  #: whether local momentum is reset in every round
     personal: Personal | None = None  #: what of the model is a client's own
     measures: tuple[Callable[[Tree, Tree], dict[str, Tensor]], ...] = ()
@@ -234,6 +235,11 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
         raise ValueError(
             f"{refilled.get('select', 'select')} may draw a client twice, and one that trains "
             "cannot start again in asynchronous rounds: draw without replacement"
+        )
+    if base.pace is not None and base.download:
+        raise ValueError(
+            f"{refilled['pace']} sends clients models of several rounds, and download differences "
+            "from round to round: leave one out"
         )
     if (own := base.personal) is not None and not (own.averaged or own.beside):
         keeps = refilled.get("personal", type(own).__name__)  # of a base composed before

@@ -15,6 +15,7 @@ from fedlens.algorithms.by_distance import mda as mda
 from fedlens.algorithms.centred_clipping import centred_clipping as centred_clipping
 from fedlens.algorithms.clip import clip as clip
 from fedlens.algorithms.ditto import ditto as ditto
+from fedlens.algorithms.download import download as download
 from fedlens.algorithms.eden import eden as eden
 from fedlens.algorithms.fedala import fedala as fedala
 from fedlens.algorithms.fedasync import fedasync as fedasync

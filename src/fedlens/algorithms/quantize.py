@@ -65,6 +65,12 @@ def _on_grid(rounded: Tensor, scale: Tensor, levels: int) -> Tensor:
     return (rounded * _step(scale, levels)).float().double()
 
 
+def stochastic_rounding(paper: str, bits: int) -> Quantize:
+    if bits not in BITS:
+        raise ValueError(f"{paper}: bits is {bits}: choose {BITS[0]} to {BITS[-1]}")
+    return Quantize(bits)
+
+
 @paper
 def quantize(base: Algorithm, bits: int = 8) -> Algorithm:
     """Round each client's update to a few bits an entry, right in expectation.
@@ -72,6 +78,4 @@ def quantize(base: Algorithm, bits: int = 8) -> Algorithm:
     Args:
         bits: of an entry, from 2 to 16.
     """
-    if bits not in BITS:
-        raise ValueError(f"quantize: bits is {bits}: choose {BITS[0]} to {BITS[-1]}")
-    return replace(base, channel=(*base.channel, Quantize(bits)))
+    return replace(base, channel=(*base.channel, stochastic_rounding("quantize", bits)))

@@ -38,7 +38,7 @@ ALGORITHMS = ByName(
         "bulyan meamed fltrust sign-guard norm-bound centred-clipping bucketing nnm": OWN,
         "qfedavg fedbn fedper fedrep fedbabu lg-fedavg ditto apfl pfedme per-fedavg": OWN,
         "moon fedala fedproto fine-tune local-only fedcm": OWN,
-        "clip quantize top-k sign powersgd eden fedbuff fedasync": OWN,
+        "clip quantize top-k sign powersgd eden download fedbuff fedasync": OWN,
     },
     schedules=SCHEDULES,
 )

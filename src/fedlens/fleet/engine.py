@@ -84,12 +84,16 @@ class Fleet(Engine):
     _away: set[int] = field(default_factory=set)  # sites that were offline for the whole wait
     _declared: Tree | None = None
     _sums: dict[tuple[int, ...], Summed] = field(default_factory=dict)  # by order keys
+    _has: dict[int, int] = field(default_factory=dict)  # by client: the round whose model it has
+    _round: int = 0
+    _short: Tree = field(default_factory=dict)  # for sites that have the model of the round before
 
     @property
     def reporting(self) -> Reporting:
         return self.rules
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
+        self._round, self._short = work.rounds[0], payload.difference(shared)
         if isinstance(program.algorithm.combine, SecureSum):
             yield self._sum(program, shared, work)
             return
@@ -115,7 +119,7 @@ class Fleet(Engine):
         self, program: ClientProgram, shared: Shared, work: Work, rows: Mapping[int, list[int]]
     ) -> dict[int, str]:
         """Send orders and keep valid answers; return the rows without one, with the reason."""
-        own_keys, model = work.keys.tolist(), _model(shared)
+        own_keys, model = work.keys.tolist(), payload.model(shared)
         orders = {
             client: {
                 **self._order(client, work),
@@ -178,12 +182,19 @@ class Fleet(Engine):
                 break
             online = self.sites.online() & unsent
             if online:
-                some = {client: orders[client] for client in sorted(online)}
-                self.sites.send(what, some, tensors, last - passed)
+                short = {c for c in online if self._short and self._has.get(c) == self._round - 1}
+                short = short if what == "train" else set()
+                for some, tree in ((online - short, tensors), (short, self._short)):
+                    if some:
+                        mine = {client: orders[client] for client in sorted(some)}
+                        self.sites.send(what, mine, tree, last - passed)
                 unsent, waiting = unsent - online, waiting | online
                 self._away -= online
             for client, arrived in self.sites.arrived():
                 waiting.discard(client)
+                if what == "train":
+                    good_one = arrived.failed is None and "refused" not in arrived.facts
+                    self._has[client] = self._round if good_one else -1
                 yield client, arrived
             for client in sorted(self.sites.gone() & (unsent | waiting)):
                 unsent, waiting = unsent - {client}, waiting - {client}
@@ -277,7 +288,7 @@ class Fleet(Engine):
         assert isinstance(secure, SecureSum)
         clients = work.cohort.clients.tolist()
         rows = {self.numbers[client]: row for row, client in enumerate(clients)}
-        model, self._sums = _model(shared), {}
+        model, self._sums = payload.model(shared), {}
         like = self._without_steps(program, shared)
         covered = program.algorithm.covered
         told = Told(
@@ -379,10 +390,6 @@ class Fleet(Engine):
     def _say(self, client: int, arrived: Reply) -> None:
         why = arrived.reason or str(arrived.facts.get("refused", ""))
         self.notify(self.names[client], f"{arrived.failed or 'refused'}{why and f': {why}'}")
-
-
-def _model(shared: Shared) -> Tree:
-    return payload.flat({"params": shared.params, "buffers": shared.buffers, "told": shared.told})
 
 
 def counted(memory: Memory) -> int | None:

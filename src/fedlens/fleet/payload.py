@@ -19,6 +19,7 @@ from fedlens.core.trees import bytes_of, map_tensors
 from fedlens.engines import Sequential
 from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.download import DIFFERENCE
 from fedlens.rounds.uploads import norm_of
 from fedlens.rounds.work import Part, Shared, work_alone
 from fedlens.runs.folder import from_bytes, to_bytes
@@ -54,6 +55,17 @@ def nested(tree: Tree) -> dict[str, Any]:
             place = place.setdefault(parent, {})
         place[name] = tensor
     return found
+
+
+def model(shared: Shared) -> Tree:
+    """What a site is sent to train on."""
+    return flat({"params": shared.params, "buffers": shared.buffers, "told": shared.told})
+
+
+def difference(shared: Shared) -> Tree:
+    """The same for a site that has the model of the round before; empty, if there is no such."""
+    rest = {"buffers": shared.buffers, "told": shared.told}
+    return flat({DIFFERENCE: shared.difference, **rest}) if shared.difference else {}
 
 
 class Reply(NamedTuple):

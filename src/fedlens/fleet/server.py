@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fedlens.config.experiment import Experiment
+from fedlens.core import Tree
 from fedlens.core.federation import Dataset, Examples, Federation, Fixed, Holdings, offsets_of
 from fedlens.fleet import Notify, payload
 from fedlens.fleet.account import released
@@ -21,7 +22,7 @@ from fedlens.fleet.engine import Fleet, Sites
 from fedlens.fleet.log import Log, Logged
 from fedlens.fleet.members import read_members
 from fedlens.fleet.status import Standing, Status
-from fedlens.fleet.terms import Peer, Terms, for_fleet
+from fedlens.fleet.terms import Peer, Terms, for_fleet, layers_sent_once
 from fedlens.privacy.ledger import total
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.reports import Reporting
@@ -79,14 +80,21 @@ class Hearing:
     """
 
     def __init__(
-        self, connect: Connect, roster: Roster, terms: Terms, notify: Notify, fails: Fails
+        self,
+        connect: Connect,
+        roster: Roster,
+        terms: Terms,
+        notify: Notify,
+        fails: Fails,
+        layers: Tree,
     ) -> None:
         self.connect, self.roster, self.terms = connect, roster, terms
-        self.notify, self.fails = notify, fails
+        self.notify, self.fails, self.layers = notify, fails, layers
         self.found = dict[str, Held]()
         self._numbers = dict[str, int]()
         self._sites: Sites | None = None
         self._asked, self._last_word = dict[int, float](), dict[str, str]()
+        self._lacks = set[int]()  # who asked for the layers that come once
 
     @property
     def missing(self) -> list[str]:
@@ -106,13 +114,19 @@ class Hearing:
             if names[client] not in self.found
             and now - self._asked.get(client, -ASK_AGAIN) >= ASK_AGAIN
         ]
-        if due:
-            order = {"experiment": terms.hash, "terms": terms.text}
-            orders = {client: {**order, "client": self._numbers[names[client]]} for client in due}
-            sites.send("sizes", orders, {}, 600.0)
-            self._asked |= dict.fromkeys(due, float("inf"))
+        order = {"experiment": terms.hash, "terms": terms.text}
+        orders = {client: {**order, "client": self._numbers[names[client]]} for client in due}
+        for tensors in ({}, self.layers):
+            some = {c: one for c, one in orders.items() if (c in self._lacks) == bool(tensors)}
+            if some:
+                sites.send("sizes", some, tensors, 600.0)
+                self._asked |= dict.fromkeys(some, float("inf"))
         for client, arrived in sites.arrived():
             self._asked[client], name = time.monotonic(), names[client]
+            if self.layers and "lacks" in arrived.facts and client not in self._lacks:
+                self._lacks.add(client)
+                del self._asked[client]
+                continue
             held = _held(name, self._numbers[name], arrived.facts, terms)
             if held is not None:
                 self.found[name] = held
@@ -371,7 +385,8 @@ def run_job(job: Job, connect: Connect, tell: Notify, watch: Watch | None = None
         if unknown:
             notify(f"{out} was started with {unknown[0]}, which has no key: it goes on without")
     else:
-        hearing = Hearing(logged, roster, terms, notify, fails)
+        layers = layers_sent_once(experiment, dataset)
+        hearing = Hearing(logged, roster, terms, notify, fails, layers)
         known = hear(hearing, job.wait, job.at_least)
     names = [one.name for one in known]
     if log is not None:

@@ -38,6 +38,7 @@ from fedlens.fleet.terms import Terms
 from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.cohorts import DRAW
+from fedlens.rounds.download import DIFFERENCE, followed
 from fedlens.rounds.work import Shared, exact_model, work_alone
 from fedlens.runs.folder import from_bytes, to_bytes
 from fedlens.runs.loop import torch_settings
@@ -106,6 +107,8 @@ class Site:
         if terms.hash not in approvals.approved() or approvals.of(terms.hash).offer != offer:
             approvals.offer(offer)
         task = self._task(order, begins=True)
+        if not task.memory.keep_layers(terms.content.frozen, tensors):
+            return Reply({"lacks": "layers"}, {})
         facts: dict[str, Any] = {
             "size": int(task.holdings.sizes.sum()),
             "held_out": 0 if task.tested is None else int(task.tested.sizes.sum()),
@@ -135,6 +138,8 @@ class Site:
         program = ClientProgram(algorithm, layout, augment, uncombined=True)
         if not own_keys or not isinstance(own_keys, list) or not all(map(_is_whole, own_keys)):
             raise Refused("its order has no valid keys")
+        remembered = task.memory
+        tensors = remembered.whole(tensors, algorithm, round)
         sums, told = None, None
         if task.terms.sums is not None:
             sums = self._sums(task.terms, task.client)
@@ -147,7 +152,8 @@ class Site:
         task.check_model(given, map_tensors(own, lambda t: t[None]))
         parts = {"buffers": {}, "told": {}} | payload.nested(tensors)
         shared = Shared(**parts, exact=exact_model(parts["params"] | parts["buffers"]))
-        remembered = self._memory(task.terms)
+        if algorithm.download:
+            remembered.write_model(round, parts["params"])
         memory = remembered.read(counted)
         if memory is None:
             first = map_tensors((shared.params, shared.buffers, shared.told), lambda t: t[0])
@@ -201,7 +207,7 @@ class Site:
             raise Refused("it has no held-out examples")
         model = {name.removeprefix("model/"): t for name, t in tensors.items()}
         task.check_model(model, task.network.params | task.network.buffers)
-        own = self._memory(task.terms).read(order.get("counted")) or {}
+        own = task.memory.read(order.get("counted")) or {}
         model = make_algorithm(task.experiment).model_of(model, own)
         # Accuracies reveal something about the examples, so the number of tested models is limited.
         digest, most = payload.digest(model), task.terms.most_tested
@@ -224,7 +230,8 @@ class Site:
         if terms.privacy is not None:
             Account(self.home).ledger()  # or a ValueError
         cache = self.home / CACHE if self.keeps_decoded else None
-        task = Task(terms, site_examples(self.data, terms, cache), client, self.device)
+        memory = SiteMemory(self.home / "memory" / terms.hash)
+        task = Task(terms, site_examples(self.data, terms, cache), client, self.device, memory)
         if task.tested is not None:
             policy.check_held_out(len(task.tested.index))
         if not begins and order.get("size") != int(task.holdings.sizes.sum()):
@@ -241,9 +248,6 @@ class Site:
 
     def _sums(self, terms: Terms, client: int) -> Sums:
         return Sums(self.home, terms, client, self.approvals.of(terms.hash).at)
-
-    def _memory(self, terms: Terms) -> SiteMemory:
-        return SiteMemory(self.home / "memory" / terms.hash)
 
     def _count(self, task: Task, algorithm: Algorithm, digests: Sequence[str]) -> None:
         """Count updates before they are made; Refused beyond what was approved, or the budget.
@@ -328,6 +332,43 @@ class SiteMemory:
     def has(self, key: int) -> bool:
         return self._path(key).is_file()
 
+    def whole(self, tensors: Tree, algorithm: Algorithm, round: int) -> Tree:
+        """What was sent, with the model in the place of its difference to that of a round ago."""
+        parts = payload.nested(tensors)
+        if DIFFERENCE not in parts:
+            return tensors
+        path = self._model(round - 1)
+        if not path.is_file():
+            raise Refused("it has lost the model of the round before")
+        start = from_bytes(path.read_bytes(), torch.device("cpu"))
+        try:
+            params = followed(algorithm.download, start, parts.pop(DIFFERENCE))
+        except (AttributeError, ValueError) as error:
+            raise Refused(f"the difference that was sent is none of the model: {error}") from error
+        return payload.flat({"params": map_tensors(params, lambda t: t[None]), **parts})
+
+    def write_model(self, round: int, params: Tree) -> None:
+        """Keep what the server's next difference will be to; and the one before, for repeats."""
+        content = to_bytes(map_tensors(params, lambda t: t[0]))
+        write_atomically(self._model(round), content)
+        self._model(round - 2).unlink(missing_ok=True)
+
+    def keep_layers(self, wanted: str, sent: Tree) -> bool:
+        """Keep the layers that come once, if they were sent; return whether they are here."""
+        if wanted and sent and not self._model("layers").is_file():
+            if payload.digest(sent) != wanted:
+                raise Refused("the layers that were sent are not those that were approved")
+            write_atomically(self._model("layers"), to_bytes(sent))
+        return not wanted or self._model("layers").is_file()
+
+    def layers(self) -> Tree:
+        if not self._model("layers").is_file():
+            raise Refused("it has lost the layers that stay as they are: begin another run")
+        return from_bytes(self._model("layers").read_bytes(), torch.device("cpu"))
+
+    def _model(self, what: int | str) -> Path:
+        return self.folder / "model" / f"{what}.safetensors"
+
     def reply(self, digests: Sequence[str]) -> Tree | None:
         """What was last sent, if it was computed from the same."""
         path = self._reply(digests)
@@ -355,6 +396,7 @@ class Task:
     examples: Examples
     client: int  # its client number in the federation
     device: torch.device
+    memory: SiteMemory
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -383,8 +425,9 @@ class Task:
 
     @cached_property
     def network(self) -> Network:
-        dataset = self.experiment.dataset
-        return make_network(self.experiment, dataset)[0]  # type: ignore[arg-type]
+        frozen = self.memory.layers() if self.terms.content.frozen else None
+        dataset: Any = self.experiment.dataset
+        return make_network(self.experiment, dataset, frozen)[0]
 
     @cached_property
     def engine(self) -> Sequential | Stacked:

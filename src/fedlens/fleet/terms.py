@@ -18,12 +18,14 @@ from fedlens.algorithm.secure import FEWEST, enough
 from fedlens.config.experiment import NUM_CLIENTS, Clients, Experiment, Named, as_plain
 from fedlens.config.options import check, names_as_data, refuse_unknown, types_of
 from fedlens.config.sections import Aggregation, Privacy, demand
+from fedlens.core import Tree
 from fedlens.core.federation import Dataset, Examples
 from fedlens.data.partitions import natural_column
 from fedlens.fleet.keys import fingerprint
+from fedlens.fleet.payload import digest
 from fedlens.runs.run import epochs_without_effect
 from fedlens.setup.algorithm import make_algorithm
-from fedlens.setup.network import normalisation
+from fedlens.setup.network import make_network, normalisation
 from fedlens.storage.reading import printable, shortened
 from fedlens.storage.tables import LONGEST, parse_tables, to_value
 from fedlens.version import __version__
@@ -82,6 +84,7 @@ class Content:
     experiment: dict[str, Any]
     data: Images
     sites: tuple[Peer, ...] = ()  # with secure sums: all that may be in them
+    frozen: str = ""  # the digest of `layers_sent_once`
 
     def __post_init__(self) -> None:
         if self.secure and len(self.sites) < FEWEST:
@@ -128,7 +131,8 @@ class Terms:
         told = _told(experiment.plain())
         given = experiment.aggregation
         whom = tuple(sites) if given is not None and given.secure else ()
-        return cls(Content(__version__, told, images, whom).text)
+        once = layers_sent_once(experiment, dataset)
+        return cls(Content(__version__, told, images, whom, digest(once) if once else "").text)
 
     @cached_property
     def hash(self) -> str:
@@ -204,6 +208,8 @@ class Terms:
             f"training:  {self.rounds} rounds, {work} of each: {to_value(local[work])}, batches of "
             f"{local['batch_size']}, lr {to_value(local['lr'])}",
             f"code of its own: {', '.join(self.own_code) or 'none'}",
+            *[f"layers that stay as they are, and come once: {self.content.frozen}"]
+            * bool(self.content.frozen),
             *self._whom(),
             f"by Fedlens {self.content.fedlens}",
             "all of it:",
@@ -344,6 +350,13 @@ def _texts_in(value: Any) -> Iterator[str]:
             yield from _texts_in(part)
 
 
+def layers_sent_once(experiment: Experiment, dataset: Dataset) -> Tree:
+    """The layers that are not trained and were loaded: sites cannot make them by themselves."""
+    if experiment.weights is None or not (experiment.train_last or experiment.norm == "frozen"):
+        return {}
+    return make_network(experiment, dataset)[0].frozen
+
+
 def for_fleet(experiment: Experiment) -> Experiment:
     """The experiment with `auto` resolved for a fleet: a site has one client, trained by one core.
 
@@ -388,11 +401,6 @@ def check_possible(experiment: Experiment) -> None:
         raise ValueError(
             "the server of a fleet has no training examples: evaluate on test alone, without a "
             "twin (clients.holdout tests the model at the sites)"
-        )
-    if experiment.weights is not None and (experiment.train_last or experiment.norm == "frozen"):
-        raise ValueError(
-            "sites are not sent layers that stay frozen at loaded weights: leave weights out, or "
-            "train all layers"
         )
     if experiment.privacy is not None:
         check_private(experiment.privacy, experiment.aggregation)

@@ -22,6 +22,7 @@ from fedlens.core.trees import copies, copy_tensors, moved, on_host, stack, tens
 from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.cohorts import Asked, BelowQuorum, Call, Gathering, Reports, ask, gathering
+from fedlens.rounds.download import DIFFERENCE, bytes_saved, held, sent_next
 from fedlens.rounds.engine import Engine, Unreported
 from fedlens.rounds.reports import Clock, Reporting
 from fedlens.rounds.traffic import bytes_sent, num_bytes, sum_of_bytes
@@ -90,6 +91,7 @@ class State:
     told: Memory  # what the server sends besides the model
     clients: ClientMemory
     combining: Memory = field(default_factory=dict)  # what `combine` and the channel remember
+    download: dict[str, Any] = field(default_factory=dict)  # see `download`
     time: float = 0.0  # of the virtual clock, if there is one
     in_training: Tree = field(default_factory=dict)  # [M] each: see `cohorts`
     versions: Mapping[int, Any] = field(default_factory=dict)
@@ -185,6 +187,8 @@ def run_rounds(
         models = [_models(*each) for each in zip(experiments, reports, strict=True)]
         works = [_work(*each) for each in zip(experiments, reports, models, strict=True)]
         shared, exact = _shared(experiments, models)
+        if engine.reporting is not None:  # clients elsewhere, each with what it has
+            shared = shared._replace(difference=experiments[0].state.download.get(DIFFERENCE, {}))
         uploads = [Uploads() for _ in experiments]
         work, done = Work.joint(works), 0
         try:
@@ -250,7 +254,8 @@ def _models(experiment: RoundInput, reports: Reports) -> dict[int, Memory]:
 
 
 def _model(state: State) -> dict[str, Any]:
-    return {"params": state.params, "buffers": state.buffers, "told": state.told}
+    params = held(state.download, state.params)
+    return {"params": params, "buffers": state.buffers, "told": state.told}
 
 
 def _shared(
@@ -261,12 +266,12 @@ def _shared(
     params, buffers, told = (stack([one[part] for one in sent]) for part in _PARTS)
     exact = exact_model(params | buffers)
     pace = experiments[0].program.algorithm.pace
-    if pace is None:
+    states = [one.state for one in experiments]
+    if pace is None and not any(state.download for state in states):
         return Shared(params, buffers, exact, told), exact
-    assert len(experiments) == 1, "asynchronous rounds are those of one experiment"
-    state = experiments[0].state
-    now = exact_model(stack([state.params | state.buffers]))
-    if pace.since == "now":
+    now = exact_model(stack([state.params | state.buffers for state in states]))
+    assert pace is None or len(states) == 1, "asynchronous rounds are those of one experiment"
+    if pace is not None and pace.since == "now":
         exact = {name: t.expand(len(sent), *t.shape[1:]).contiguous() for name, t in now.items()}
     return Shared(params, buffers, exact, told), now
 
@@ -410,7 +415,8 @@ def _move(
         examples=int(work.plan.counts.sum()),
         clients=cohort.clients.tolist(),
         bytes_up=bytes_sent(experiment.program, model, extra) * reports.num_sent_up,
-        bytes_down=(num_bytes(model) + sum_of_bytes(state.told)) * reports.num_sent_down,
+        bytes_down=(num_bytes(model) + sum_of_bytes(state.told)) * reports.num_sent_down
+        - bytes_saved(state.download, state.params, cohort.clients),
         scalars=means,
         reports=reports,
         trust=trust,
@@ -428,6 +434,10 @@ def _move(
         told=told,
         combining=combining,
         clients=clients,
+        download=sent_next(
+            *(algorithm.download, state.download, state.params, params, cohort.clients),
+            *(experiment.program.layout, experiment.seed, state.round),
+        ),
         time=reports.time,
         in_training=dict(reports.in_training),
         versions={number: model for number, model in known.items() if number in left},

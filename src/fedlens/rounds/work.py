@@ -29,6 +29,7 @@ class Shared(NamedTuple):
     buffers: Tree  # [G, ...]
     exact: Tree  # [G, ...] models in float64, floats only: updates are differences from them
     told: Memory  # [G, ...]
+    difference: Mapping[str, Tree] = {}  # for clients elsewhere that had the model before: packed
 
 
 def exact_model(model: Tree) -> Tree:

@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from fedlens.config.experiment import Constants, Experiment, Named
 from fedlens.config.names import MODELS
-from fedlens.core import keys
+from fedlens.core import Tree, keys
 from fedlens.core.federation import Dataset
 from fedlens.models.freeze import freeze_norms, train_last
 from fedlens.models.initial import initialise
@@ -140,7 +140,10 @@ def shared_network(
     return networks.made[key]
 
 
-def make_network(experiment: Experiment, dataset: Dataset) -> tuple[Network, Loaded | None]:
+def make_network(
+    experiment: Experiment, dataset: Dataset, frozen: Tree | None = None
+) -> tuple[Network, Loaded | None]:
+    """The model of an experiment, and what was loaded into it; `frozen` layers were elsewhere."""
     outputs = experiment.outputs or dataset.num_classes
     if outputs < dataset.num_classes:
         raise ValueError(
@@ -157,6 +160,8 @@ def make_network(experiment: Experiment, dataset: Dataset) -> tuple[Network, Loa
         train_last(module, experiment.train_last)
     if experiment.norm == "frozen":
         freeze_norms(module)
+    if frozen is not None:
+        module.load_state_dict(frozen, strict=False)
     dtype, compute = PRECISIONS[experiment.precision]
     network = Network(module, *normalisation(experiment, dataset), dtype, compute)
     if experiment.norm in ("local", "frozen") and not network.layout.norm_layers:
