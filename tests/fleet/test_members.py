@@ -4,6 +4,7 @@ import contextlib
 import json
 import ssl
 import threading
+from collections import Counter
 from http.client import HTTPSConnection
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ from fedlens.fleet.keys import (
 )
 from fedlens.fleet.log import Log
 from fedlens.fleet.members import Members, read_members
+from fedlens.fleet.server import Job, run_job
 from fedlens.storage.files import write_atomically
+from fedlens.storage.run_files import read_records
 from tests.fleet.sites import Nearby, make_sites, run_nearby, write_experiment
 from tests.fleet.test_serve import made_keys
 
@@ -266,6 +269,54 @@ def test_a_run_goes_on_at_once_without_a_site_that_is_withdrawn(tmp_path):
     lineage = card(tmp_path / "run", "model.onnx", "onnx").partition("Whose updates are in it:")[2]
     assert "| bob | 1 | 1 |" in lineage
     assert "| ann | 3 | 1 to 3 |" in lineage
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_site_that_comes_during_a_run_takes_part_from_then_on(killed, tmp_path):
+    """Also ann, whose number is the first; and a server that is killed goes on with it."""
+    path = write_experiment(tmp_path, '{ name = "scaffold" }', per_round=1.0, rounds=5)
+    sites, made, told = make_sites(path, tmp_path / "sites"), list[Nearby](), list[str]()
+    out, trained = tmp_path / "run", Counter[str]()
+
+    def change(name, what, arrived):
+        trained[name] += what == "train"
+        return arrived
+
+    def run(watch=None):
+        by_name = {site.home.name: site for site in sites}
+
+        def connect(names):
+            nearby = Nearby([by_name[name] for name in names], change)
+            nearby.away = set() if trained["dan"] else {"ann"}
+            made.append(nearby)
+            return nearby
+
+        numbers = {name: number for number, name in enumerate(by_name)}
+        job = Job(str(path), str(out), numbers, wait=0.1, at_least=3, resume=True)
+        return run_job(job, connect, told.append, watch)
+
+    def watch(record):
+        if "round" in record:
+            for nearby in made:
+                nearby.away = set()
+            if killed and record["round"] == 3:
+                raise KeyboardInterrupt
+
+    if killed:
+        with pytest.raises(KeyboardInterrupt):
+            run(watch)
+    run(None if killed else watch)
+    records = read_records(out)
+    assert [len(record["clients"]) for record in records] == [3, 4, 4, 4, 4]
+    assert "ann: takes part from round 2 on" in told
+    known = json.loads((out / "sites.json").read_text())
+    assert [(one["name"], one["number"]) for one in known] == [
+        *(("bob", 1), ("cat", 2), ("dan", 3), ("ann", 0))
+    ]
+    lineage = card(out, "model.onnx", "onnx").partition("Whose updates are in it:")[2]
+    assert "| ann | 4 | 2 to 5 |" in lineage and "| bob | 5 | 1 to 5 |" in lineage
+    held = json.loads((out / "partition.json").read_text())
+    assert held["num_clients"] == 4
 
 
 def test_a_server_waits_for_those_who_were_invited(tmp_path):

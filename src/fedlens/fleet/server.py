@@ -27,12 +27,12 @@ from fedlens.privacy.ledger import total
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.reports import Reporting
 from fedlens.runs.folder import RunFolder
-from fedlens.runs.loop import run_to_end
+from fedlens.runs.loop import ActiveRun, run_to_end
 from fedlens.runs.manifest import versions
 from fedlens.runs.progress import Watch, all_of
 from fedlens.runs.records import Record, settings
 from fedlens.runs.result import Result
-from fedlens.runs.run import reopen, start
+from fedlens.runs.run import reopen, start, write_partition
 from fedlens.setup import Setup
 from fedlens.setup.algorithm import check_schedules, make_algorithm
 from fedlens.setup.data import ClientTests, load_dataset
@@ -55,6 +55,7 @@ REPORTS = ".reports"  # the ending of a file beside that of a job: what its proc
 TERMS = "terms.json"  # in the run folder, with secure sums: the terms, with the keys of all sites
 SITES = "sites.json"  # in the run folder: what the sites hold, as they reported it
 MOST_EXAMPLES = 10_000_000  # of a site: the server needs some tens of bytes for each
+OF_SITES = ("names", "numbers", "sizes", "sites")  # the fields of an engine with a place for each
 ASK_AGAIN = 5.0  # seconds until a site that refused is asked again: it may have approved by then
 
 
@@ -379,30 +380,48 @@ def run_job(job: Job, connect: Connect, tell: Notify, watch: Watch | None = None
 
     check_room(experiment, dataset, len(roster()))
     notify(f"experiment {terms.hash}{', from where it was' if resumes else ''}")
+    layers = layers_sent_once(experiment, dataset)
+    hearing = Hearing(logged, roster, terms, notify, fails, layers)
     if resumes:
         known = [Held(**one) for one in json.loads((out / SITES).read_text())]
         unknown = [one.name for one in known if one.name not in roster()]
         if unknown:
             notify(f"{out} was started with {unknown[0]}, which has no key: it goes on without")
+        hearing.found = {one.name: one for one in known}
     else:
-        layers = layers_sent_once(experiment, dataset)
-        hearing = Hearing(logged, roster, terms, notify, fails, layers)
         known = hear(hearing, job.wait, job.at_least)
     names = [one.name for one in known]
     if log is not None:
-        costs = partial(_epsilon, terms, {one.name: one.size for one in known})
-        watch = all_of(watch, partial(_write_down, log, status, costs, names))
+        watch = all_of(watch, partial(_write_down, log, status, partial(_epsilon, terms), known))
         log.add("run", experiment=terms.hash, sites=names, resumed=resumes)
-    sites = logged(names)
-    setup = make_setup(experiment, terms, dataset, known, sites, fails)
+    setup = make_setup(experiment, terms, dataset, known, logged(names), fails)
+
+    def take_in(record: Record) -> None:
+        """Between two rounds: hear sites that came since; they take part from then on."""
+        if "round" not in record or not hearing.missing:
+            return
+        hearing.step()
+        if new := [one for name, one in hearing.found.items() if one not in known]:
+            known.extend(new)  # after the others, whose places stay
+            sites = logged([one.name for one in known])
+            _grow(active, make_setup(experiment, terms, dataset, known, sites, fails))
+            _write_sites(out, active.setup, known)
+            for one in new:
+                notify(f"{one.name}: takes part from round {record['round'] + 1} on")
+                if log is not None:
+                    log.add("joined", experiment=terms.hash, site=one.name)
+
+    # With secure sums all have approved who takes part.
+    watch = watch if terms.sums is not None else all_of(watch, take_in)
     with ExitStack() as stack:
         if resumes:
             folder = stack.enter_context(closing(RunFolder.open(out)))
+            _write_sites(out, setup, known)  # it may have been killed while some came
             active = reopen(folder, setup, watch)
         else:
             overwrite = job.overwrite or job.resume
             active = start(experiment, setup, out, overwrite=overwrite, watch=watch)
-            write_atomically(out / SITES, json.dumps([asdict(one) for one in known]).encode())
+            _write_sites(out, setup, known)
             if terms.sums is not None:
                 write_atomically(out / TERMS, terms.text.encode())
         if log is not None:
@@ -416,26 +435,43 @@ def run_job(job: Job, connect: Connect, tell: Notify, watch: Watch | None = None
     return result
 
 
-def _epsilon(terms: Terms, sizes: Mapping[str, int], name: str, updates: int) -> float | None:
+def _grow(active: ActiveRun, grown: Setup) -> None:
+    """Go on with more sites: on the same engine, which the loop has."""
+    before, now = active.setup, grown.engine
+    assert isinstance(before.engine, Fleet) and isinstance(now, Fleet)
+    vars(before.engine).update({key: getattr(now, key) for key in OF_SITES})
+    active.setup = replace(
+        grown, engine=before.engine, threads=before.threads, run_id=before.run_id
+    )
+
+
+def _write_sites(out: Path, setup: Setup, known: Sequence[Held]) -> None:
+    """Write down who takes part; by this file a run goes on."""
+    write_atomically(out / SITES, json.dumps([asdict(one) for one in known]).encode())
+    write_partition(out, setup)
+
+
+def _epsilon(terms: Terms, size: int, updates: int) -> float | None:
     """What so many updates of a site have cost each of its examples, if noise protects them."""
     if terms.privacy is None or not updates:
         return None
-    return total([released(terms.algorithm, sizes[name], updates)], terms.privacy.delta)
+    return total([released(terms.algorithm, size, updates)], terms.privacy.delta)
 
 
 def _write_down(
     log: Log,
     status: Status,
-    costs: Callable[[str, int], float | None],
-    names: Sequence[str],
+    costs: Callable[[int, int], float | None],
+    known: Sequence[Held],
     record: Record,
 ) -> None:
     """Add the line of a round: whose updates are in the model, and what became of the others."""
     if "clients" in record:
-        failed = record.get("failed", {})
+        failed, names = record.get("failed", {}), [one.name for one in known]
         out = {names[k]: why for why, clients in failed.items() for k in clients}
         used = [names[client] for client in record["clients"]]
         log.add("round", round=record["round"], used=used, failed=out)
-        for name, one in status.sites.items():
-            one.epsilon = costs(name, one.trained)
+        for held in known:
+            one = status.sites[held.name]
+            one.epsilon = costs(held.size, one.trained)
         status.ends(record["round"], used, out)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedlens.algorithm.channel import encode, first_memory, packed, unpacked
 from fedlens.algorithm.slots import ChannelStep
-from fedlens.core import Memory, Tree, keys
+from fedlens.core import Tree, keys
 from fedlens.core.trees import stack, tensors_in
 from fedlens.network.layout import Layout
 
@@ -38,7 +38,7 @@ def sent_next(
     layout: Layout,
     seed: int,
     round: int,
-) -> Memory:
+) -> dict[str, Any]:
     """The state after a round in which `params` followed on `before`, and these clients trained."""
     if not steps:
         return {}

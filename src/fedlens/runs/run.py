@@ -43,6 +43,7 @@ from fedlens.runs.twin import trained
 from fedlens.setup import Setup, build
 from fedlens.setup.algorithm import make_algorithm
 from fedlens.storage import free_memory, run_files
+from fedlens.storage.files import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -217,6 +218,14 @@ def _partition(setup: Setup) -> dict[str, Any]:
     labels = federation.labels if setup.knows_labels else None
     counts = statistics.counts(held, labels, federation.num_classes, num_clients)
     return counts | ({"emd": setup.emd} if setup.knows_labels else {})
+
+
+def write_partition(path: Path, setup: Setup) -> None:
+    """Write what clients hold now, where others have come to a run."""
+    digest = setup.federation.described().digest()
+    known = run_files.read_manifest(path) | {"partition": digest}
+    for name, content in ((run_files.PARTITION, _partition(setup)), (run_files.MANIFEST, known)):
+        write_atomically(path / name, readable_json(content).encode())
 
 
 def _shapes(state: State) -> dict[str, torch.Size]:
