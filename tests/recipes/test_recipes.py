@@ -35,7 +35,7 @@ ITEMS = {
     "personal": "pfllib-dir fedrep moon map",
     "attacks": "bucketing byzfl-heat-map methods",
     "findings": "double-softmax step-size lost-data liadmm fedns virtual-clients fedns-network "
-    "server-step communication importance",
+    "server-step communication importance traffic",
 }
 
 

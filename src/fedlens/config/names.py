@@ -176,7 +176,7 @@ ITEMS = (  # a paper, a module in the folder of its recipes, and the tables and 
     ("attacks", "heat_map", "byzfl-heat-map"),
     ("attacks", "methods", "methods"),
     ("findings", "items", "double-softmax step-size lost-data liadmm fedns virtual-clients"),
-    ("findings", "items", "fedns-network server-step communication importance"),
+    ("findings", "items", "fedns-network server-step communication importance traffic"),
 )
 RECIPES = ByName(
     "recipe",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from statistics import fmean
@@ -25,6 +25,7 @@ from fedlens.recipes.ghaemi.algorithms import (
     is_dead,
     published,
 )
+from fedlens.recipes.hsu2020.cifar import experiment as unequal
 from fedlens.recipes.hsu2020.setting import Method, Population, imbalanced
 from fedlens.recipes.hsu2020.setting import experiment as of_hsu
 from fedlens.recipes.hsu2020.tables import each_alone
@@ -400,30 +401,67 @@ def communication(scale: Scale) -> Recipe:
         cells[f"{split}, LIADMM"] = experiment(scale, split, once, **FORMS[OURS] | step)
 
     def shown(results: Results) -> list[Block]:
-        return [_by_bytes(results, split) for split in SPLITS]
+        found: list[Block] = []
+        for split in SPLITS:
+            of_split = f"{split}, "
+            names = {n: n.removeprefix(of_split) for n in results.runs if n.startswith(of_split)}
+            title = f"{split} clients: accuracy by what is sent"
+            found.append(_by_bytes(results, names, title, ("bytes_up",), "sent by clients"))
+        return found
 
     return finding(scale, "communication", cells, sums, shown, dataset="fashion-mnist", seeds=3)
 
 
-def _by_bytes(results: Results, split: str) -> Curves:
-    """Curves over what clients have sent; all runs of a cell send as much in a round."""
-    lines = {
-        cell: cell.removeprefix(f"{split}, ") for cell in results.runs if split == _split(cell)
-    }
-    drawn = curves(results, lines, title=f"{split} clients: accuracy by what is sent")
+def _by_bytes(
+    results: Results, names: Mapping[str, str], title: str, ways: Sequence[str], what: str
+) -> Curves:
+    """Curves over bytes; all runs of a cell send as much in a round."""
+    drawn = curves(results, names, title=title)
     sent = {
-        name: [*accumulate(record["bytes_up"] / 1e6 for record in results.runs[cell][0].rounds)]
-        for cell, name in lines.items()
+        name: [
+            *accumulate(
+                sum(map(one.__getitem__, ways)) / 1e6 for one in results.runs[cell][0].rounds
+            )
+        ]
+        for cell, name in names.items()
     }
     by_bytes = [
         replace(line, x=[sent[line.name][int(round) - 1] for round in line.x])
         for line in drawn.lines
     ]
-    return replace(drawn, lines=by_bytes, x_label="megabytes sent by clients")
+    return replace(drawn, lines=by_bytes, x_label=f"megabytes {what}")
 
 
-def _split(cell: str) -> str:
-    return cell.partition(", ")[0]
+STEPS: dict[str, tuple[Named, ...]] = {
+    "plain": (),
+    "quantize to 8": (Named("quantize", {"bits": 8}),),
+    "quantize to 4": (Named("quantize", {"bits": 4}),),
+    "eden to 4": (Named("eden", {"bits": 4}),),
+    "eden to 1": (Named("eden", {"bits": 1}),),
+    "top-k of 1%": (Named("top-k", {"share": 0.01}),),
+    "sign": (Named("sign"),),
+    "powersgd of rank 2": (Named("powersgd", {"rank": 2}),),
+}
+SILOS = 10
+
+
+def traffic(scale: Scale) -> Recipe:
+    """What accuracy do the steps between clients and server leave for a megabyte?"""
+    down, cells = Named("download", {"bits": 8}), dict[str, Experiment]()
+    for name in scale.pick(["plain", "sign"], [*STEPS], [*STEPS]):
+        for way, algorithm in ((name, STEPS[name]), (f"{name}, down in 8", (*STEPS[name], down))):
+            one = unequal(scale, "cifar10", 0.1, algorithm, lr=0.05)
+            silos = replace(one.clients, count=SILOS, per_round=SILOS)
+            every = replace(one.evaluate, every=scale.pick(1, 5, 10))
+            cells[way] = replace(one, clients=silos, rounds=scale.pick(2, 40, 500), evaluate=every)
+    sums = {f"{name} − plain": ahead(name, "plain") for name in cells if name != "plain"}
+
+    def shown(results: Results) -> list[Block]:
+        names = {name: name for name in results.runs}
+        title, ways = "Accuracy by what goes both ways", ("bytes_up", "bytes_down")
+        return [_by_bytes(results, names, title, ways, "both ways")]
+
+    return finding(scale, "traffic", cells, sums, shown, dataset="cifar10", seeds=10)
 
 
 POWERS = {"no FedIR": None, "FedIR, power 0.5": 0.5, "FedIR": 1.0}
