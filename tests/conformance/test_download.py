@@ -1,6 +1,7 @@
 """The way down in few bits: what clients hold follows the server's model."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +36,8 @@ def models(count):
 
 def follow(steps, path):
     """The states of the way down while the server takes this path."""
-    state, found = {}, []
+    state: dict[str, Any] = {}
+    found = []
     for round, (before, after) in enumerate(pairwise(path)):
         start = held(state, before)
         state = sent_next(steps, state, before, after, torch.arange(3), LAYOUT, 7, round)
