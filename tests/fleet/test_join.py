@@ -320,15 +320,15 @@ def test_an_order_whose_process_dies_is_answered_and_the_next_has_another_proces
     (tmp_path / "data.npz").touch()
     worker = node.Worker(str(tmp_path), str(tmp_path / "data.npz"), "cpu", "true")
     for _ in range(2):
-        found = worker.ask("test", '{"experiment": "none"}', b"")
+        found = worker.ask("test", '{"experiment": "none"}', [b""])
         assert not isinstance(found, Error)
         assert "refused" in found[0]
     worker.process.kill()
-    found = worker.ask("test", "{}", b"")
+    found = worker.ask("test", "{}", [b""])
     assert isinstance(found, Error)
     assert found.code == messages.ENDED
-    assert "refused" in worker.ask("test", "{}", b"")[0]
-    assert isinstance(worker.ask("no such thing", "{}", b""), Error)
+    assert "refused" in worker.ask("test", "{}", [b""])[0]
+    assert isinstance(worker.ask("no such thing", "{}", [b""]), Error)
     worker.process.kill()
     worker.process.wait()
 

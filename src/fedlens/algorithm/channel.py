@@ -16,6 +16,7 @@ from fedlens.network.layout import Layout, Role
 
 T = TypeVar("T")
 CHANNEL = keys.purpose("channel")
+PIECE = 2**16  # numbers
 NUMBERS, OWN_MODEL = "numbers", "model"
 """Parts of a packed tensor: what is left of its numbers, or the client's own tensor."""
 
@@ -115,12 +116,27 @@ def packed(
             return packed(before, numbers, role, notes, start)
         own = {f"{len(before)}.{name}": t for name, t in parts.items() if name != NUMBERS}
         return own | (packed(before, parts[NUMBERS], role, notes) if NUMBERS in parts else {})
-    short = numbers.float()
-    if start is not None and not torch.equal(short.double(), numbers):
-        own_model = (start.double() + numbers).float()
-        if torch.equal(own_model.double() - start.double(), numbers):
-            return {OWN_MODEL: own_model}
-    return {NUMBERS: short if torch.equal(short.double(), numbers) else numbers}
+    if (short := _short(numbers)) is not None:
+        return {NUMBERS: short}
+    if start is not None and (own_model := _short(numbers, start)) is not None:
+        return {OWN_MODEL: own_model}
+    return {NUMBERS: numbers}
+
+
+def _short(numbers: Tensor, start: Tensor | None = None) -> Tensor | None:
+    """What is exactly these numbers [n] more than `start`, in float32; None if nothing is.
+
+    In pieces, for a tensor may be as large as the model.
+    """
+    found = torch.empty(numbers.shape, dtype=torch.float32)
+    for place in range(0, len(numbers), PIECE):
+        here = slice(place, place + PIECE)
+        some, begin = numbers[here].double(), None if start is None else start[here].double()
+        short = (some if begin is None else begin + some).float()
+        if not torch.equal(short.double() if begin is None else short.double() - begin, some):
+            return None
+        found[here] = short
+    return found
 
 
 def unpacked(

@@ -58,7 +58,8 @@ class Worker:
 
     link: Connection | None
 
-    def ask(self, what: str, facts: str, content: bytes) -> tuple[str, bytes] | Error:
+    def ask(self, what: str, facts: str, parcel: list[bytes]) -> tuple[str, bytes] | Error:
+        """The answer to an order, whose tensors are taken out of the parcel."""
         if self.link is None:
             self.link, theirs = multiprocessing.Pipe()
             with theirs:
@@ -67,8 +68,7 @@ class Worker:
                 self.process = subprocess.Popen(words, pass_fds=[handle])
         try:
             self.link.send((what, facts))
-            self.link.send_bytes(content)
-            del content
+            self.link.send_bytes(parcel.pop())
             said = self.link.recv()
             if isinstance(said, str):
                 return Error(RAISED, said)
@@ -85,12 +85,12 @@ def answer(message: Message, worker: Worker) -> Message:
     try:
         if what is None:
             raise ValueError("it is no order")
-        facts, content = unpacked(message.content)
+        facts, *parcel = unpacked(message.content)
     except ValueError as error:
         reason = Error(RAISED, str(error))
         return Message(reason, reply_to=message)
     message.content = packed("", b"")  # the memory of a site is for training
-    found = worker.ask(what, facts, content)
+    found = worker.ask(what, facts, parcel)
     if isinstance(found, Error):
         return Message(found, reply_to=message)
     return Message(packed(*found), reply_to=message)

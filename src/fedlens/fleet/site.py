@@ -182,6 +182,7 @@ class Site:
         threads = 1 if task.experiment.engine == "processes" else own_threads()
         with torch_settings(task.experiment, self.device, threads):
             trained = list(task.engine.map(program, moved(shared, self.device), work))
+        shared = shared._replace(exact={})  # twice as large as the model
         for row, part in enumerate(map_tensors(trained, lambda t: t.cpu())):
             if told is None:
                 norm = payload.norm(payload.sent(part, program))

@@ -278,30 +278,6 @@ def unhexed(parts: Iterable[str]) -> list[bytes]:
     return [bytes.fromhex(part) for part in parts]
 
 
-def packed(words: Numbers, round: Round) -> Numbers:  # [bytes] uint8
-    """Words below 2^bits, of so many bits each, side by side in bytes."""
-    each = words.astype(words.dtype.newbyteorder("<")).view(np.uint8).reshape(len(words), -1)
-    if round.bits % 8 == 0:
-        return each[:, : round.bits // 8].flatten()
-    bits = np.unpackbits(each, axis=1, count=round.bits, bitorder="little")
-    return np.packbits(bits, bitorder="little")
-
-
-def unpacked(content: Numbers, count: int, round: Round) -> Numbers:  # [count] words
-    """The words that `packed` was given; a ValueError for any other bytes."""
-    if content.dtype != np.uint8 or content.shape != (-(-count * round.bits // 8),):
-        raise ValueError(f"it is not {count} numbers of {round.bits} bits")
-    if round.bits % 8 == 0:
-        each = content.reshape(count, -1)
-    else:
-        bits = np.unpackbits(content, count=count * round.bits, bitorder="little")
-        each = np.packbits(bits.reshape(count, -1), axis=1, bitorder="little")
-    words = np.zeros((count, np.dtype(round.word).itemsize), np.uint8)
-    words[:, : each.shape[1]] = each
-    found: Numbers = words.view(np.dtype(round.word).newbyteorder("<"))[:, 0].astype(round.word)
-    return found
-
-
 def trimmed(words: Numbers, round: Round) -> Numbers:
     """The words modulo 2^bits."""
     below: Numbers = words & round.word((1 << round.bits) - 1)

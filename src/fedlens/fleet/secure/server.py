@@ -12,6 +12,7 @@ import torch
 
 from fedlens.algorithm.secure import SecureSum
 from fedlens.core import Memory, Tree
+from fedlens.core.bits import from_bits
 from fedlens.fleet import payload
 from fedlens.fleet.payload import Reply
 from fedlens.fleet.secure.protocol import (
@@ -25,7 +26,6 @@ from fedlens.fleet.secure.protocol import (
     trimmed,
     unhexed,
     unmasked,
-    unpacked,
 )
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.uploads import MEASURED
@@ -74,7 +74,7 @@ class Summing:
         def add(site: int, reply: Reply) -> None:
             nonlocal total
             masked = reply.tensors.get("masked", torch.zeros(0))
-            words = unpacked(masked.numpy(), self.count, self.round)
+            words = from_bits(masked, self.count, self.round.bits).numpy().astype(self.round.word)
             if site in wanted:
                 total += words
                 self.kept |= {site} if reply.facts.get("kept") else set()

@@ -23,6 +23,7 @@ from fedlens.algorithm.secure import SecureSum, enough
 from fedlens.config.options import check
 from fedlens.config.sections import Reporting
 from fedlens.core import Tree
+from fedlens.core.bits import to_bits
 from fedlens.fleet import NODE_KEY, payload
 from fedlens.fleet.keys import as_text, site_key
 from fedlens.fleet.policy import Refused
@@ -33,7 +34,6 @@ from fedlens.fleet.secure.protocol import (
     Unsafe,
     hexed,
     is_signed,
-    packed,
     signed_by,
     unhexed,
 )
@@ -151,7 +151,7 @@ class Sums:
             told, member = self._waiting()
             member, words = member.mask(words, given)
             self._write(told, member)
-        return {"masked": torch.from_numpy(packed(words, member.round))}
+        return {"masked": to_bits(torch.from_numpy(words.astype(np.int64)), member.round.bits)}
 
     @property
     def _all(self) -> dict[int, str]:
