@@ -117,11 +117,11 @@ class Hearing:
         ]
         order = {"experiment": terms.hash, "terms": terms.text}
         orders = {client: {**order, "client": self._numbers[names[client]]} for client in due}
-        for tensors in ({}, self.layers):
-            some = {c: one for c, one in orders.items() if (c in self._lacks) == bool(tensors)}
+        for lacks in (False, True):
+            some = {c: one for c, one in orders.items() if (c in self._lacks) == lacks}
             if some:
-                sites.send("sizes", some, tensors, 600.0)
-                self._asked |= dict.fromkeys(some, float("inf"))
+                sites.send("sizes", some, self.layers if lacks else {}, 600.0)
+        self._asked |= dict.fromkeys(due, float("inf"))
         for client, arrived in sites.arrived():
             self._asked[client], name = time.monotonic(), names[client]
             if self.layers and "lacks" in arrived.facts and client not in self._lacks:
