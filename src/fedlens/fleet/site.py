@@ -147,9 +147,8 @@ class Site:
             program = replace(program, uncombined=False, measures_norm=True)
             if len(own_keys) > 1:
                 raise Refused("it was asked for several updates in one sum")
-        own = payload.flat({"params": task.network.params, "buffers": task.network.buffers})
         given = {name: t for name, t in tensors.items() if not name.startswith("told/")}
-        task.check_model(given, map_tensors(own, lambda t: t[None]))
+        task.check_model(given, stacked=True)
         parts = {"buffers": {}, "told": {}} | payload.nested(tensors)
         shared = Shared(**parts, exact=exact_model(parts["params"] | parts["buffers"]))
         if algorithm.download:
@@ -177,7 +176,7 @@ class Site:
         if told is not None:
             work = in_sum(algorithm, told, work)
         sent: Tree = {}
-        kept = False
+        kept, policy = False, Policy.read(self.home)
         # One thread where a worker process has one, for bit-identical results.
         threads = 1 if task.experiment.engine == "processes" else own_threads()
         with torch_settings(task.experiment, self.device, threads):
@@ -185,13 +184,13 @@ class Site:
         shared = shared._replace(exact={})  # twice as large as the model
         for row, part in enumerate(map_tensors(trained, lambda t: t.cpu())):
             if told is None:
-                norm = payload.norm(payload.sent(part, program))
                 travels = payload.packed(part, shared, program)
                 sent |= {f"{row}/{name}": t for name, t in travels.items()}
+                if policy.largest_norm is not None:
+                    policy.check_update(payload.norm(payload.sent(part, program)))
             else:
-                norm = check_part(part, algorithm, task.experiment.reporting)
+                policy.check_update(check_part(part, algorithm, task.experiment.reporting))
                 sent |= whole_numbers(part, algorithm.covered)
-            Policy.read(self.home).check_update(norm)
             if part.keep[0]:
                 remembered.write(own_keys[row], part.keep[0])
                 kept = True
@@ -207,7 +206,7 @@ class Site:
         if task.tested is None:
             raise Refused("it has no held-out examples")
         model = {name.removeprefix("model/"): t for name, t in tensors.items()}
-        task.check_model(model, task.network.params | task.network.buffers)
+        task.check_model(model)
         own = task.memory.read(order.get("counted")) or {}
         model = make_algorithm(task.experiment).model_of(model, own)
         # Accuracies reveal something about the examples, so the number of tested models is limited.
@@ -442,7 +441,12 @@ class Task:
         parts = {"the model, its gradients and its update": ROOM * num_bytes(self.network)}
         free_memory.demand("the model", parts, "close other programs, or take a smaller model")
 
-    def check_model(self, given: Tree, like: Tree) -> None:
+    def check_model(self, given: Tree, stacked: bool = False) -> None:
+        network = self.network
+        like = network.params | network.buffers
+        if stacked:  # as `payload.model` has it
+            parts = payload.flat({"params": network.params, "buffers": network.buffers})
+            like = map_tensors(parts, lambda t: t[None])
         wrong = payload.mismatch(given, like)
         if wrong is not None:
             raise Refused(f"the model that was sent is of another form: {wrong}")
