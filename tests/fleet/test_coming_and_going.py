@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 import time
 
 import pytest
@@ -19,9 +20,9 @@ pytestmark = pytest.mark.fleet
 
 
 def test_a_site_that_was_killed_comes_back_at_once_and_one_is_withdrawn(tmp_path):
-    """The key of a third one is put down while the server runs already."""
+    """The key of a third one is put down in the middle of a run, in which it then takes part."""
     more = "reporting = { deadline = 300.0, quorum = 0.5 }\n"
-    path = write_experiment(tmp_path, more=more, per_round=3, rounds=6)
+    path = write_experiment(tmp_path, more=more, per_round=1.0, rounds=25)
     path.write_text(path.read_text().replace("count = 4", "count = 3"))
     fleet = Federation(tmp_path / "fleet", path)
     late = fleet.keys / "site-0002.pub"
@@ -41,25 +42,33 @@ def test_a_site_that_was_killed_comes_back_at_once_and_one_is_withdrawn(tmp_path
         print(f"a site that was killed was back after {time.monotonic() - begun:.1f} s")
         assert "2004" not in log.read_text(), "it was refused"
 
-        shutil.copy(tmp_path / "late.pub", late)
-        fleet.members.refresh()
-        fleet.start("site-0002")
-        two = fleet.sites["site-0001"]
+        two, three = fleet.sites["site-0001"], fleet.sites["site-0002"]
 
-        def leave():
-            wait_until(lambda: updates(two) >= 2)
+        def come_and_leave():
+            wait_until(lambda: updates(two) >= 1)
+            shutil.copy(tmp_path / "late.pub", late)
+            wait_until(lambda: '"added"' in (fleet.home / "log.jsonl").read_text())
+            fleet.start("site-0002")
+            wait_until(lambda: updates(three) >= 1)
             withdraw(fleet.keys, "site-0001")
+            over.wait()  # a process ends with the thread that started it
 
-        going = soon(leave)
-        assert fleet.run(path, tmp_path / "run", wait=600.0) == "finished"
-        going.join()
+        over = threading.Event()
+        going = soon(come_and_leave)
+        try:
+            assert fleet.run(path, tmp_path / "run", wait=600.0) == "finished"
+        finally:
+            over.set()
+            going.join()
     records = read_records(tmp_path / "run")
-    assert len(records[0]["clients"]) == 3
-    assert sorted(records[-1]["clients"]) == [0, 2]
+    cohorts = [sorted(record["clients"]) for record in records]
+    assert (cohorts[0], cohorts[-1]) == ([0, 1], [0, 2])
+    assert [0, 1, 2] in cohorts
     assert records[-1]["failed"] == {"unavailable": [1]}
     events = [(one["event"], one.get("site")) for one in Log(fleet.home).events()]
     assert ("withdrawn", "site-0001") in events
     assert ("added", "site-0002") in events
+    assert ("joined", "site-0002") in events
     assert read_members(fleet.home)["site-0001"].number == 1
     seconds = [record["seconds"] for record in records]
     print("rounds took", ", ".join(f"{s:.1f}" for s in seconds), "s")

@@ -1,5 +1,6 @@
 """The gate passes on what sites need, and nothing else."""
 
+import asyncio
 import base64
 import contextlib
 import http.client
@@ -287,6 +288,19 @@ def test_who_speaks_no_tls_or_trusts_another_ca_is_named(tmp_path):
         with pytest.raises(ssl.SSLError):
             ask(port, tmp_path / "other", "/v1/fleet/get-run")
         wait_until(lambda: "http request" in str(told) and "unknown ca" in str(told))
+
+
+def test_a_connection_that_is_given_up_before_it_is_served_is_closed(tmp_path):
+    made, (ours, theirs) = Gate("127.0.0.1", 0, "", tmp_path, print, {}), socket.socketpair()
+    task = made._loop.create_task(made._connection(ours, "10.0.0.7", None, None))
+    made._open.add(task)
+    made._strangers[task] = ours
+    task.add_done_callback(made._left)
+    task.cancel()
+    made._loop.run_until_complete(asyncio.wait([task]))
+    assert (ours.fileno(), made._open, made._strangers) == (-1, set(), {})
+    theirs.close()
+    made._loop.close()
 
 
 def test_a_port_that_is_taken_is_a_mistake(tmp_path):

@@ -82,7 +82,8 @@ class Gate:
         self._error: OSError | None = None
         self._told: set[str] = set()
         self._open: set[asyncio.Task[None]] = set()
-        self._strangers: dict[asyncio.Task[None], None] = {}  # no request was signed yet; by age
+        self._strangers: dict[asyncio.Task[None], socket.socket | None] = {}
+        """By age: no request was signed yet. With the connection of a task that has not begun."""
         self._thread = threading.Thread(target=self._run, name="fleet-gate", daemon=True)
 
     def __enter__(self) -> Gate:
@@ -148,13 +149,14 @@ class Gate:
                 continue
             task = asyncio.create_task(self._connection(connection, str(peer[0]), context, client))
             self._open.add(task)
-            self._strangers[task] = None
+            self._strangers[task] = connection
             task.add_done_callback(self._left)
             await asyncio.sleep(0)  # so that many who knock at once do not keep the others waiting
 
     def _left(self, task: asyncio.Task[None]) -> None:
         self._open.discard(task)
-        self._strangers.pop(task, None)
+        if (connection := self._strangers.pop(task, None)) is not None:
+            connection.close()
 
     async def _made_room(self) -> bool:
         """End the oldest connection of a stranger; False if there is none."""
@@ -175,6 +177,8 @@ class Gate:
     ) -> None:
         """Handle the requests of one connection, one after another."""
 
+        task: Any = asyncio.current_task()
+        self._strangers[task] = None
         reader = asyncio.StreamReader(loop=self._loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=self._loop)
         try:
@@ -193,7 +197,6 @@ class Gate:
             return
         writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
         visit = Visit(h11.Connection(h11.SERVER, max_incomplete_event_size=PIECE), reader, writer)
-        task: Any = asyncio.current_task()
         try:
             while True:
                 known = task not in self._strangers
