@@ -292,7 +292,8 @@ def test_who_speaks_no_tls_or_trusts_another_ca_is_named(tmp_path):
 
 def test_a_connection_that_is_given_up_before_it_is_served_is_closed(tmp_path):
     made, (ours, theirs) = Gate("127.0.0.1", 0, "", tmp_path, print, {}), socket.socketpair()
-    task = made._loop.create_task(made._connection(ours, "10.0.0.7", None, None))
+    trust = ssl.create_default_context()
+    task = made._loop.create_task(made._connection(ours, "10.0.0.7", trust, None))
     made._open.add(task)
     made._strangers[task] = ours
     task.add_done_callback(made._left)
