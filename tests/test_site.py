@@ -53,6 +53,10 @@ def test_every_link_of_the_site_leads_to_what_it_holds() -> None:
                 assert parts.fragment in pages[target].ids, (file.name, link)
             copied |= {target.name} if "_downloads" in target.parts else set()
     assert {"quickstart.toml", "first_run.ipynb", "README.md"} <= copied
+    assert {"fedlens-run", "fedlens-fleet-keys"} <= pages[site / "commands.html"].ids
+    assert any(link.startswith("gallery/") for link in pages[site / "gallery.html"].links)
+    assert "fedlens.Algorithm.weigh" in pages[site / "api.html"].ids
+    assert '"pretrain"' in (site / "searchindex.js").read_text("utf-8")
 
 
 def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path) -> None:

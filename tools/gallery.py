@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FEW = "rounds=8 evaluate.metrics=['auroc'] clients.holdout=0.2"
+FEW = """rounds=8 evaluate.metrics='["auroc"]' clients.holdout=0.2"""
 PAGES = {
     "run": ("One run", f"run examples/quickstart.toml {FEW}"),
     "compare": (
@@ -31,7 +32,7 @@ def make(name: str, folder: Path) -> None:
     """Run the command of a page; keep the page, and its first figure."""
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / name
-        words = PAGES[name][1].replace("'", '"').split()
+        words = shlex.split(PAGES[name][1])
         command = [sys.executable, "-m", "fedlens", *words, "--out", str(out), "--quiet"]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         shutil.copy(out / "report.html", folder / f"{name}.html")

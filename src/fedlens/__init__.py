@@ -37,33 +37,22 @@ if TYPE_CHECKING:
     from fedlens.runs.track import tracking
 
 HOMES = {
-    "Algorithm": "algorithm",
-    "Amendment": "algorithm",
-    "Augment": "data.augment",
-    "Classifier": "deploy.classifier",
-    "Clients": "config.experiment",
-    "Comparison": "report.compare",
-    "Dataset": "core.federation",
-    "Evaluate": "config.experiment",
-    "Examples": "core.federation",
-    "Experiment": "config.experiment",
-    "Federation": "core.federation",
-    "Holdings": "core.federation",
-    "LocalTraining": "config.experiment",
-    "Named": "config.experiment",
-    "Pool": "core.federation",
-    "Result": "runs.result",
-    "Server": "config.experiment",
-    "compare": "report.compare",
-    "compose": "algorithm",
-    "grid": "runs.grid",
-    "load": "deploy.classifier",
-    "map_style": "data.map_style",
-    "paper": "algorithm",
-    "resume": "runs.run",
-    "run": "runs.run",
-    "sweep": "runs.sweep",
-    "tracking": "runs.track",
+    name: module
+    for module, names in {
+        "algorithm": "Algorithm Amendment compose paper",
+        "config.experiment": "Clients Evaluate Experiment LocalTraining Named Server",
+        "core.federation": "Dataset Examples Federation Holdings Pool",
+        "data.augment": "Augment",
+        "data.map_style": "map_style",
+        "deploy.classifier": "Classifier load",
+        "report.compare": "Comparison compare",
+        "runs.grid": "grid",
+        "runs.result": "Result",
+        "runs.run": "resume run",
+        "runs.sweep": "sweep",
+        "runs.track": "tracking",
+    }.items()
+    for name in names.split()
 }
 """The module of each public name, imported on first use: `fedlens --help` needs no PyTorch."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,7 +85,6 @@ class Result:
         """Plot a measure by round, on `axes` or new ones; by default the accuracy."""
         from matplotlib.ticker import MaxNLocator
 
-        from fedlens.report.draw import print_style
         from fedlens.report.palette import colour_of
 
         name = measure or self._measure
@@ -94,13 +92,14 @@ class Result:
         if not points:
             known = sorted({key for record in self.records for key in record} - {"round"})
             raise ValueError(f"{name!r} was not recorded: choose one of {', '.join(known)}")
-        with print_style() if axes is None else nullcontext():
-            if axes is None:
-                from matplotlib import pyplot
+        if axes is None:  # as on a page
+            from matplotlib import pyplot
 
-                axes = pyplot.subplots(figsize=(5.5, 3.2), layout="constrained")[1]
-            marker = "o" if len(points) == 1 else None
-            axes.plot(*zip(*points, strict=True), marker=marker, color=colour_of(len(axes.lines)))
+            axes = pyplot.subplots(figsize=(5.5, 3.2), layout="constrained")[1]
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(axis="y", alpha=0.4)
+        marker = "o" if len(points) == 1 else None
+        axes.plot(*zip(*points, strict=True), marker=marker, color=colour_of(len(axes.lines)))
         ticks = axes.xaxis.get_major_locator()
         if isinstance(ticks, MaxNLocator):  # the default, unless the user chose a scale
             ticks.set_params(integer=True)
