@@ -59,12 +59,13 @@ class Spending:
     def resume(self, done: int) -> None:
         """Count the rounds of a resumed run; a ValueError if its ledger does not have the last."""
         self.count(*range(done))
-        for one in self.entries(done - 1) if self.ledger is not None and done else ():
-            if not self.ledger.has(one):
-                raise ValueError(
-                    f"{self.ledger.path} lacks round {done} of this run, and what was spent is "
-                    "unknown: put the old file back"
-                )
+        if self.ledger is None or not done:
+            return
+        if not all(self.ledger.has(one) for one in self.entries(done - 1)):
+            raise ValueError(
+                f"{self.ledger.path} lacks round {done} of this run, and what was spent is "
+                "unknown: put the old file back"
+            )
 
     def order(self, round: int) -> str:
         """Put a round into the ledger, before it runs; return why the next one cannot run."""
