@@ -58,7 +58,12 @@ class Relay:
 
 @pytest.mark.parametrize(
     "algorithm",
-    ['{ name = "fedavg" }', '{ name = "scaffold" }', '{ name = "quantize", bits = 8 }'],
+    [
+        '{ name = "fedavg" }',
+        '{ name = "scaffold" }',
+        '{ name = "quantize", bits = 8 }',
+        '{ name = "download", bits = 8 }',
+    ],
 )
 def test_what_is_counted_is_what_goes_over_the_sockets(algorithm, tmp_path):
     """To 1%, beside what a site asks in vain while it waits. The model has 6.7 MB."""
