@@ -26,6 +26,7 @@ html_show_search_summary = (
 )
 html_extra_path = ["_gallery"] if GALLERY.exists() else []
 exclude_patterns = ["_build", "_gallery"]
+myst_enable_extensions = ["html_image"]
 myst_heading_anchors = 4
 suppress_warnings = ["misc.highlighting_failure"]
 autodoc_member_order = "bysource"
@@ -46,6 +47,8 @@ def bring_along(app: Sphinx, tree: nodes.document) -> None:
     So links work wherever the site is put. Those that lead nowhere stay, and the build fails.
     """
     docs = Path(app.srcdir)
+    for image in tree.findall(nodes.image):  # README.md names those from where it stands
+        image["uri"] = image["uri"].removeprefix("docs/")
     for link in list(tree.findall(addnodes.pending_xref)):
         name = link["reftarget"]
         if "/" not in name:  # a page, or a place in one

@@ -17,6 +17,9 @@ ROOT = Path(__file__).parents[1]
 pytest.importorskip("myst_parser", reason="without Sphinx: make docs installs it")
 
 
+LEADS = {"a": "href", "img": "src"}
+
+
 class Page(HTMLParser):
     """What a page links to, and what in it can be linked to."""
 
@@ -29,7 +32,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = {name: value for name, value in attrs if value}
         self.ids |= {given["id"]} if "id" in given else set()
-        self.links += [given["href"]] if tag == "a" and "href" in given else []
+        self.links += [given[key] for key in [LEADS.get(tag, "")] if key in given]
 
 
 def build(docs: Path, out: Path) -> subprocess.CompletedProcess[str]:
