@@ -30,7 +30,6 @@ from fedlens.core.federation import Fixed
 from fedlens.network import private as gradients
 from fedlens.privacy.accountant import epsilon
 from fedlens.privacy.one_run import Array, best_bound
-from fedlens.privacy.protection import Protection
 from fedlens.rounds import begin
 from fedlens.runs.folder import Checkpoint
 from fedlens.runs.loop import ActiveRun, run_to_end
@@ -132,11 +131,12 @@ def measure(setup: Setup, watch: Watch | None = None) -> Measured:
 def _of_clients(setup: Setup, watch: Watch | None) -> Measured:
     """With canaries in place of the first clients."""
     experiment, algorithm = setup.experiment, setup.program.algorithm
-    protection = protection_in(setup)
+    steps = [step for step in algorithm.channel if isinstance(step, ClipAndNoise)]
     if experiment.privacy is None:
         raise ValueError("it claims no privacy: give it [privacy]")
-    if protection is None:
+    if not steps:
         raise ValueError("canaries measure the server's noise: leave aggregation.secure out")
+    protection = steps[0].privacy
     if protection.noise_cohort != protection.cohort:
         raise ValueError("its noise is for a larger federation: leave privacy.noise_cohort out")
     count = min(setup.federation.num_clients // 2, MOST)
@@ -198,9 +198,3 @@ def _moved(setup: Setup, algorithm: Algorithm, watch: Watch | None) -> Tree:  # 
 def _bound(scores: Array, member: Array, delta: float) -> tuple[float, int, int, int]:
     at_least, guesses, right = best_bound(scores, member, delta)
     return at_least, len(scores), guesses, right
-
-
-def protection_in(setup: Setup) -> Protection | None:
-    """What a run does for the privacy of its clients, if anything."""
-    steps = setup.program.algorithm.channel
-    return next((step.privacy for step in steps if isinstance(step, ClipAndNoise)), None)

@@ -44,13 +44,6 @@ def protects_examples(experiment: Experiment) -> bool:
     return experiment.privacy is not None and experiment.privacy.unit == "example"
 
 
-def _sampling(experiment: Experiment, correlated: bool) -> Literal["all", "cyclic", "poisson"]:
-    """How clients are drawn; a server that is not trusted draws none by chance."""
-    if experiment.aggregation is not None and experiment.aggregation.secure:
-        return "all"
-    return "cyclic" if correlated else "poisson"
-
-
 def protection_of(experiment: Experiment) -> Protection:
     """What an experiment with a number of clients does for privacy, its noise calibrated."""
     given, clients = experiment.privacy, experiment.clients
@@ -59,11 +52,14 @@ def protection_of(experiment: Experiment) -> Protection:
     cohort, clip = clients.cohort, given.clip
     noise_cohort = given.noise_cohort or cohort
     mechanism = MECHANISMS.make(given.mechanism)
+    usual: Literal["all", "cyclic", "poisson"] = "cyclic" if mechanism.correlated else "poisson"
+    if experiment.aggregation is not None and experiment.aggregation.secure:
+        usual = "all"  # a server that is not trusted draws nobody by chance
     found = Protection(
         noise=given.noise or 0.0,
         clip=CLIPS.make(clip) if isinstance(clip, Named) else clip,
         mechanism=mechanism,
-        sampling=given.sampling or _sampling(experiment, mechanism.correlated),
+        sampling=given.sampling or usual,
         rounds=experiment.rounds,
         clients=clients.count,
         cohort=cohort,
