@@ -29,6 +29,7 @@ from fedlens.attacks.sending import (
 from fedlens.config.names import ATTACKS, TRUST
 from fedlens.core import Cohort, keys
 from fedlens.runs.sweep import prepare
+from fedlens.setup import build
 from fedlens.setup.algorithm import attack_of
 from tests.conformance.quadratics import DOUBLE, close, plain
 from tests.conformance.test_robust import LAYOUT, some_updates
@@ -255,6 +256,7 @@ def test_a_backdoor_is_learned_and_measured():
     [
         ("alie", {"clients": 9}, "clients"),
         ("alie", {"clients": 0}, "share"),
+        ("alie", {"clients": []}, "different"),
         ("alie", {"clients": 2.5}, "number"),
         ("alie", {"clients": [0, 0]}, "different"),
         ("alie", {"clients": [8]}, "different"),
@@ -271,6 +273,11 @@ def test_a_backdoor_is_learned_and_measured():
 def test_mistakes_are_told_before_anything_runs(name, options, word):
     with pytest.raises(ValueError, match=word):
         fl.run(replace(EXPERIMENT, attack=fl.Named(name, options)))
+
+
+def test_a_root_that_is_no_client_is_told_before_anything_runs():
+    with pytest.raises(ValueError, match="root"):
+        build(replace(EXPERIMENT, algorithm=(fl.Named("fltrust", {"root": 8}),)))
 
 
 def test_clients_that_draw_anew_have_no_data_to_poison():

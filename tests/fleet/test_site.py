@@ -227,6 +227,26 @@ def test_terms_say_whether_a_site_remembers_anything(paper, says, tmp_path):
     assert ("what it remembers" in line) == says
 
 
+@pytest.mark.parametrize(
+    ("paper", "leaves", "stays"),
+    [
+        ("fedavg", "updates of the model,", ""),
+        ("ditto", "updates of the model,", "the layers or the model that are its own"),
+        ("fedper", "updates of the layers that are not its own", "the layers or the model that"),
+        ("local-only", "empty updates", "the layers or the model that are its own"),
+        ("fedproto", "prototypes", "the layers or the model that are its own"),
+    ],
+)
+def test_terms_say_what_leaves_a_site_and_what_of_the_model_never_does(
+    paper, leaves, stays, tmp_path
+):
+    _, _, terms = one_site(tmp_path, f'{{ name = "{paper}" }}')
+    sent, kept = terms.effects()[-2:]
+    assert leaves in sent and stays in kept
+    assert ("its own" in kept) == bool(stays)
+    assert ("how many examples it holds of each class" in sent) == (paper == "fedproto")
+
+
 def test_tensors_travel_bit_by_bit():
     pytest.importorskip("flwr")
     from fedlens.fleet.messages import packed, unpacked

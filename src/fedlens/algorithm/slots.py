@@ -50,6 +50,10 @@ class Select(Protocol):
             "reporting.over_select and asynchronous algorithms out, or give it `of_size`"
         )
 
+    def check(self, num_clients: int) -> None:
+        """Raise a ValueError if it cannot choose among this many clients."""
+        return
+
     def __call__(self, federation: Federation, round: int, key: Tensor) -> Tensor: ...  # [C]
 
 
@@ -395,6 +399,8 @@ class Personal(Protocol):
     beside: ClassVar[bool] = False
     """Whether a client trains its own beside the server's, and not in their place: these never
     leave it. `solve` finds them in its memory as OWN, and takes their steps."""
+    sends: str = "updates of the model"
+    """What leaves a client in a round, for people who are to allow it."""
     tune: int = 0
     """Passes over its own examples in which a client tunes its model at the end of a run."""
 

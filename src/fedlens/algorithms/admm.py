@@ -14,14 +14,7 @@ from dataclasses import replace
 from typing import Literal
 
 from fedlens.algorithm import Algorithm, at_least, check_pull, paper
-from fedlens.algorithm.pieces import (
-    WHOLE_EPOCHS,
-    ByExamples,
-    Epochs,
-    PoissonBatches,
-    Sgd,
-    WeightedSum,
-)
+from fedlens.algorithm.pieces import ByExamples, PoissonBatches, Sgd, WeightedSum, epochs_of
 from fedlens.algorithm.pieces.consensus import (
     COLD,
     WARM,
@@ -60,12 +53,9 @@ def _admm(
 ) -> Algorithm:
     at_least(rho, 0, f"{name}: rho")
     check_pull(base, rho, f"{name}: rho")
-    draw, private = base.draw, isinstance(base.draw, PoissonBatches) and k0 == 1
-    if not private and (not isinstance(draw, Epochs) or draw.uneven):
-        raise ValueError(f"{name} needs whole epochs: {WHOLE_EPOCHS}")
-    if k0 < 1:
-        raise ValueError(f"{name}: k0 is {k0}: choose 1 or more")
-    if isinstance(draw, Epochs):
+    at_least(k0, 1, f"{name}: k0")
+    if not (isinstance(base.draw, PoissonBatches) and k0 == 1):  # batches that privacy draws
+        draw = epochs_of(base.draw, name)
         base = replace(base, draw=replace(draw, count=draw.count * k0))
     return consensus(base, Consensus(base.solve, rho, k0), rho, start)
 

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper, up_to_one
+from fedlens.algorithm.pieces import Keeping
 from fedlens.algorithm.pieces.personal import TwoModels
-from fedlens.algorithm.slots import OWN, Personal, Solve, Uploading
-from fedlens.core import Local, Memory, Moved, Tree, Upload, per_row
+from fedlens.algorithm.slots import OWN, Personal, Solve
+from fedlens.core import Local, Memory, Moved, Tree, per_row
 from fedlens.network.layout import Layout
 
 ALPHA = "alpha"
@@ -56,15 +57,6 @@ def mixed(own: Tree, params: Tree, alpha: Tensor) -> Tree:
     """The mixture of two models, [C, ...] with alpha [C]."""
     weight: Any = {name: per_row(alpha, p) for name, p in params.items()}
     return {name: torch.lerp(p, own[name], weight[name]) for name, p in params.items()}
-
-
-@dataclass(frozen=True)
-class KeepAlpha:
-    upload: Uploading
-
-    def __call__(self, local: Local) -> Upload:
-        sent = self.upload(local)
-        return replace(sent, keep={**sent.keep, ALPHA: local.solver[ALPHA]})
 
 
 @dataclass(frozen=True)
@@ -111,7 +103,7 @@ def apfl(base: Algorithm, alpha: float = 0.5, adaptive: bool = True) -> Algorith
     return replace(
         base,
         solve=MixedSecond(base.solve, adaptive),
-        upload=KeepAlpha(base.upload),
+        upload=Keeping(base.upload, ALPHA),
         personal=Mixture(),
         memory={**base.memory, ALPHA: FirstAlpha(alpha)},
     )

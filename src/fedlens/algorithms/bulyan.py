@@ -5,27 +5,23 @@ with the least sum of squared distances to all. Of each coordinate, those C - 4 
 values are averaged that are nearest to their median. It needs C > 4 f + 2.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
 from fedlens.algorithms.meamed import around_median
-from fedlens.algorithms.trust import Trusting, check_byzantine, squared_distances
+from fedlens.algorithms.trust import Byzantine, Trusting, squared_distances, with_byzantine
 from fedlens.core import Cohort, Tree
 
 
 @dataclass(frozen=True)
-class Bulyan(Trusting):
+class Bulyan(Byzantine, Trusting):
     byzantine: int
-
-    @property
-    def fewest(self) -> int:
-        return 4 * self.byzantine + 3
-
-    def withstands(self, clients: int) -> int:
-        return self.byzantine
+    times: ClassVar[int] = 4
+    more: ClassVar[int] = 3
 
     def trust(self, params: Tree, shares: Tensor, cohort: Cohort) -> Tensor:
         every = squared_distances(params)
@@ -54,5 +50,4 @@ def bulyan(base: Algorithm, byzantine: int = 1) -> Algorithm:
     Args:
         byzantine: f, how many clients of a round may be hostile.
     """
-    check_byzantine(base, "bulyan", byzantine, 4, 3)
-    return replace(base, combine=Bulyan(byzantine))
+    return with_byzantine(base, "bulyan", Bulyan(byzantine))

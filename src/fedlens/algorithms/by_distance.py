@@ -8,7 +8,7 @@ Houmansadr, NDSS 2021; on all coordinates, not on a random part of them, since d
 import functools
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +16,13 @@ from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
 from fedlens.algorithms.trust import (
+    Byzantine,
     Trusting,
-    check_byzantine,
     evenly,
     largest,
     products_about_mean,
     squared_distances,
+    with_byzantine,
 )
 from fedlens.core import Cohort, Tree
 from fedlens.core.trees import moved
@@ -30,26 +31,14 @@ MOST_SUBSETS = 100_000  # of clients that `mda` compares
 
 
 @dataclass(frozen=True)
-class AllBut(Trusting):
-    """A mean without f clients, or with little of them."""
-
-    byzantine: int
-
-    @property
-    def fewest(self) -> int:
-        return 2 * self.byzantine + 1
-
-    def withstands(self, clients: int) -> int:
-        return self.byzantine
-
-
-@dataclass(frozen=True)
-class SmallestDiameter(AllBut):
+class SmallestDiameter(Byzantine, Trusting):
     """The mean of those C - f updates whose largest distance is least.
 
     If several sets have that diameter, as those that differ in an inner point do, it is the one
     with the least sum of squared distances.
     """
+
+    byzantine: int
 
     def trust(self, params: Tree, shares: Tensor, cohort: Cohort) -> Tensor:
         squared = squared_distances(params)
@@ -77,24 +66,26 @@ def mda(base: Algorithm, byzantine: int = 1) -> Algorithm:
     Args:
         byzantine: f, how many clients of a round may be hostile.
     """
-    check_byzantine(base, "mda", byzantine, 2, 1)
+    made = with_byzantine(base, "mda", SmallestDiameter(byzantine))
     clients = base.select.cohort_size
     if (sets := math.comb(clients, byzantine)) > MOST_SUBSETS:
         raise ValueError(
             f"mda compares {sets:,} subsets for {byzantine} hostile clients among {clients}, and "
             f"at most {MOST_SUBSETS:,} are feasible: choose caf, or fewer clients a round"
         )
-    return replace(base, combine=SmallestDiameter(byzantine))
+    return made
 
 
 @dataclass(frozen=True)
-class CovarianceFilter(AllBut):
+class CovarianceFilter(Byzantine, Trusting):
     """Means with weights c_i, of which the one with the least largest variance is taken.
 
     c = 1 at first. v is the direction in which the weighted updates vary most, around their mean
     m: c_i = c_i (1 - t_i / max t), t_i = <u_i - m, v>^2, until the c_i add up to C - 2 f or less.
     Each time at least one client is left out, so 2 f times are enough.
     """
+
+    byzantine: int
 
     def trust(self, params: Tree, shares: Tensor, cohort: Cohort) -> Tensor:
         squared = squared_distances(params)
@@ -121,13 +112,14 @@ def caf(base: Algorithm, byzantine: int = 1) -> Algorithm:
     Args:
         byzantine: f, how many clients of a round may be hostile.
     """
-    check_byzantine(base, "caf", byzantine, 2, 1)
-    return replace(base, combine=CovarianceFilter(byzantine))
+    return with_byzantine(base, "caf", CovarianceFilter(byzantine))
 
 
 @dataclass(frozen=True)
-class DivideAndConquer(AllBut):
+class DivideAndConquer(Byzantine, Trusting):
     """The mean of the C - f clients with the least <u_i - m, v>^2, v as in `CovarianceFilter`."""
+
+    byzantine: int
 
     def trust(self, params: Tree, shares: Tensor, cohort: Cohort) -> Tensor:
         squared = squared_distances(params)
@@ -144,5 +136,4 @@ def dnc(base: Algorithm, byzantine: int = 1) -> Algorithm:
     Args:
         byzantine: f, how many clients of a round may be hostile.
     """
-    check_byzantine(base, "dnc", byzantine, 2, 1)
-    return replace(base, combine=DivideAndConquer(byzantine))
+    return with_byzantine(base, "dnc", DivideAndConquer(byzantine))

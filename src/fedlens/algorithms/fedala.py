@@ -17,11 +17,11 @@ from typing import ClassVar
 import torch
 
 from fedlens.algorithm import Algorithm, at_least, paper
-from fedlens.algorithm.pieces import WHOLE_EPOCHS, Epochs, OwnHead
+from fedlens.algorithm.pieces import Keeping, OwnHead, epochs_of
 from fedlens.algorithm.pieces.personal import head_of
 from fedlens.algorithm.pieces.solve import where_rows
-from fedlens.algorithm.slots import OWN, Personal, Solve, Uploading, Wraps
-from fedlens.core import Local, Memory, Moved, Number, Tree, Upload, per_row
+from fedlens.algorithm.slots import OWN, Personal, Solve, Wraps
+from fedlens.core import Local, Memory, Moved, Number, Tree, per_row
 from fedlens.core.trees import copies
 from fedlens.network.layout import Layout
 
@@ -88,15 +88,6 @@ class AllOfTheServers:
         return {name: torch.ones_like(params[name]) for name in head_of(params, self.head)}
 
 
-@dataclass(frozen=True)
-class KeepWeights:
-    upload: Uploading
-
-    def __call__(self, local: Local) -> Upload:
-        sent = self.upload(local)
-        return replace(sent, keep={**sent.keep, WEIGHTS: local.solver[WEIGHTS]})
-
-
 @paper
 def fedala(
     base: Algorithm, epochs: int = 1, eta: Number = 1.0, head: str | None = None
@@ -111,14 +102,13 @@ def fedala(
     """
     at_least(epochs, 1, "fedala: epochs")
     at_least(eta, 0, "fedala: eta")
-    if not isinstance(base.draw, Epochs) or base.draw.uneven:
-        raise ValueError(f"fedala counts epochs: {WHOLE_EPOCHS}")
-    total = base.draw.count + epochs
+    draw = epochs_of(base.draw, "fedala")
+    total = draw.count + epochs
     return replace(
         base,
-        draw=replace(base.draw, count=total, whole=True),
+        draw=replace(draw, count=total, whole=True),
         solve=MixFirst(base.solve, eta, epochs, total, head),
-        upload=KeepWeights(base.upload),
+        upload=Keeping(base.upload, WEIGHTS),
         personal=MixedHead(head),
         memory={**base.memory, WEIGHTS: AllOfTheServers(head)},
     )

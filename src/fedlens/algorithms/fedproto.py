@@ -6,7 +6,8 @@ clients' by their numbers of images, and keeps that of a class that no client of
 client adds lambda times the mean over its batch of the squared distance (a mean over features) of
 an image's features from the prototype of its class, if there is one. Models are each client's own,
 and a client is measured by its own; the authors measure by the nearest prototype, too. With lambda
-= 0 each client trains alone. Prototypes are means of features, without noise: they tell of images.
+= 0 each client trains alone. Prototypes are means of features, without noise: they tell of images,
+and with them go the numbers of images of each class.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, at_least, paper
-from fedlens.algorithm.pieces import WHOLE_EPOCHS, Epochs, OwnModel
+from fedlens.algorithm.pieces import OwnModel, epochs_of
 from fedlens.algorithm.pieces.personal import head_of
 from fedlens.algorithm.slots import Penalty, Solve, Tell, Uploading, Wraps
 from fedlens.core import Gathered, Local, Memory, Moved, Number, Tree, Upload, per_row
@@ -110,14 +111,16 @@ def fedproto(base: Algorithm, lambda_: Number = 1.0) -> Algorithm:
             file).
     """
     at_least(lambda_, 0, "fedproto: lambda")
-    if not isinstance(base.draw, Epochs) or base.draw.uneven:
-        raise ValueError(f"fedproto counts epochs: {WHOLE_EPOCHS}")
+    draw = epochs_of(base.draw, "fedproto")
     return replace(
         base,
-        draw=replace(base.draw, whole=True),
+        draw=replace(draw, whole=True),
         objective=base.objective.plus(NearPrototypes(lambda_)),
-        solve=Summed(base.solve, base.draw.count),
+        solve=Summed(base.solve, draw.count),
         upload=SendPrototypes(base.upload),
-        personal=OwnModel(sends=PROTOTYPES),
+        personal=OwnModel(
+            sends="sets of prototypes, the mean features of its images of each class"
+        ),
         tell=(*base.tell, TellPrototypes()),
+        discloses=base.discloses | {"label_counts"},
     )

@@ -11,7 +11,7 @@ from typing import Literal
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, at_least, check_pull, paper
-from fedlens.algorithm.pieces import WHOLE_EPOCHS, BySize, Epochs, Equally, Probed, difference
+from fedlens.algorithm.pieces import BySize, Equally, Probed, difference, epochs_of
 from fedlens.algorithm.slots import Penalty
 from fedlens.core import Local, Number, Upload, squared_distance, squared_norm
 
@@ -62,16 +62,15 @@ def fedprox(
         amended = replace(amended, select=BySize(base.select.cohort_size), weigh=Equally())
     if not (uneven or inexactness):
         return amended
-    if not isinstance(base.draw, Epochs):
-        raise ValueError(f"fedprox: uneven work and inexactness need epochs: {WHOLE_EPOCHS}")
+    draw = epochs_of(base.draw, "fedprox with uneven work or inexactness", even=False)
     if not 0 <= uneven <= 1 or (uneven and inexactness):
         raise ValueError(f"fedprox: uneven is {uneven}: choose 0 to 1, and no inexactness with it")
     if uneven:
-        return replace(amended, draw=replace(base.draw, uneven=uneven))
-    passes = base.draw.count + 2
+        return replace(amended, draw=replace(draw, uneven=uneven))
+    passes = draw.count + 2
     return replace(
         amended,
-        draw=replace(base.draw, count=passes),
+        draw=replace(draw, count=passes),
         solve=Probed(base.solve, passes, after=True),
         upload=SendInexactness(),
     )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fedlens.algorithm import Algorithm, at_least, paper
-from fedlens.algorithm.pieces import WHOLE_EPOCHS, Epochs, OwnHead
+from fedlens.algorithm.pieces import OwnHead, epochs_of
 from fedlens.algorithm.slots import Solve, Wraps
 from fedlens.core import Local, Memory, Moved, Tree, per_row, tree_map
 
@@ -50,12 +50,11 @@ def fedrep(base: Algorithm, head_epochs: int = 10, head: str | None = None) -> A
             layer, if none is named.
     """
     at_least(head_epochs, 1, "fedrep: head_epochs")
-    if not isinstance(base.draw, Epochs) or base.draw.uneven:
-        raise ValueError(f"fedrep counts epochs: {WHOLE_EPOCHS}")
-    epochs = base.draw.count + head_epochs
+    draw = epochs_of(base.draw, "fedrep")
+    epochs = draw.count + head_epochs
     return replace(
         base,
-        draw=replace(base.draw, count=epochs, whole=True),
+        draw=replace(draw, count=epochs, whole=True),
         solve=HeadFirst(base.solve, head_epochs, epochs),
         personal=OwnHead(head),
     )

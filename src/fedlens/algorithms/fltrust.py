@@ -34,11 +34,12 @@ class WithRoot(Select):
     def of_size(self, count: int) -> Select:
         return replace(self, inner=self.inner.of_size(count))
 
+    def check(self, num_clients: int) -> None:
+        if self.root >= num_clients:
+            raise ValueError(f"fltrust: root is {self.root}: choose 0 to {num_clients - 1}")
+
     def __call__(self, federation: Federation, round: int, key: Tensor) -> Tensor:  # [C]
-        if self.root >= federation.num_clients:
-            raise ValueError(
-                f"fltrust: root is {self.root}: choose 0 to {federation.num_clients - 1}"
-            )
+        self.check(federation.num_clients)
         drawn = self.inner(federation, round, key)
         others = drawn[drawn != self.root][: len(drawn) - 1]
         return torch.cat([torch.tensor([self.root]), others])

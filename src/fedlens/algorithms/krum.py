@@ -5,27 +5,26 @@ update is that of the client with the least score or, for Multi-Krum, the mean o
 It needs C > 2 f + 2. It ignores how many examples clients hold.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
-from fedlens.algorithms.trust import Trusting, check_byzantine, evenly, squared_distances
+from fedlens.algorithms.trust import Byzantine, Trusting, evenly, squared_distances, with_byzantine
 from fedlens.core import Cohort, Tree
 
 
 @dataclass(frozen=True)
-class Krum(Trusting):
+class Krum(Byzantine, Trusting):
     byzantine: int
     keep: int
+    more: ClassVar[int] = 3
 
     @property
     def fewest(self) -> int:
-        return max(2 * self.byzantine + 3, self.keep)
-
-    def withstands(self, clients: int) -> int:
-        return self.byzantine
+        return max(super().fewest, self.keep)
 
     def trust(self, params: Tree, shares: Tensor, cohort: Cohort) -> Tensor:
         squared = squared_distances(params).fill_diagonal_(torch.inf)
@@ -42,7 +41,7 @@ def krum(base: Algorithm, byzantine: int = 1, keep: int = 1) -> Algorithm:
         byzantine: f, how many clients of a round may be hostile.
         keep: how many of the best are averaged; 1 is Krum, more is Multi-Krum.
     """
-    check_byzantine(base, "krum", byzantine, 2, 3)
+    made = with_byzantine(base, "krum", Krum(byzantine, keep))
     if not 1 <= keep <= base.select.cohort_size:
         raise ValueError(f"krum: keep is {keep}: choose 1 to {base.select.cohort_size}")
-    return replace(base, combine=Krum(byzantine, keep))
+    return made

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Literal
 
 from fedlens.algorithm import Algorithm, at_least, paper, same
-from fedlens.algorithm.pieces import WHOLE_EPOCHS, ByExamples, Epochs, GradientDescent, Sgd
+from fedlens.algorithm.pieces import ByExamples, GradientDescent, Sgd, epochs_of
 from fedlens.algorithm.pieces.consensus import Consensus
 from fedlens.algorithm.pieces.readings import DualApplied, SendReading, not_begun
 from fedlens.algorithm.slots import Solve
@@ -52,10 +52,8 @@ def _refuse_ignored(base: Algorithm, name: str) -> None:
 
 
 def _passes(base: Algorithm, count: int, name: str) -> Algorithm:
-    if not isinstance(base.draw, Epochs) or base.draw.uneven:
-        raise ValueError(f"{name} needs whole passes: {WHOLE_EPOCHS}")
     at_least(count, 1, f"{name}: k0")
-    return replace(base, draw=replace(base.draw, count=count, whole=True))
+    return replace(base, draw=replace(epochs_of(base.draw, name), count=count, whole=True))
 
 
 @paper
@@ -103,9 +101,8 @@ def liadmm(
             return amended
         amended = replace(amended, upload=reading(False))
     else:
-        if not isinstance(base.draw, Epochs):
-            raise ValueError(f"liadmm: training needs epochs: {WHOLE_EPOCHS}")
-        batch_size = base.draw.batch_size if dual == "epoch" else None
+        draw = epochs_of(base.draw, "liadmm in training", even=False)
+        batch_size = draw.batch_size if dual == "epoch" else None
         solve = base.solve if dual == "once" else DualApplied(base.solve, batch_size)
         amended = consensus(base, solve, 1 / step)
         amended = replace(amended, upload=reading(dual == "once"))

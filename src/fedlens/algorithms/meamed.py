@@ -3,33 +3,22 @@
 Of each coordinate, the C - f values nearest to their median are averaged.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
-from fedlens.algorithm.slots import Combine
 from fedlens.algorithms.median import central, of_ordered
-from fedlens.algorithms.trust import check_byzantine
+from fedlens.algorithms.trust import Byzantine, with_byzantine
 from fedlens.core import Cohort, Tree
 from fedlens.network.layout import Layout
 
 
 @dataclass(frozen=True)
-class AroundMedian(Combine):
+class AroundMedian(Byzantine):
     byzantine: int
-    uses_shares: ClassVar[bool] = False
-    reads_cohort: ClassVar[bool] = False
-
-    @property
-    def fewest(self) -> int:
-        return 2 * self.byzantine + 1
-
-    def withstands(self, clients: int) -> int:
-        return self.byzantine
 
     def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
         keep = len(shares) - self.byzantine
@@ -67,5 +56,4 @@ def meamed(base: Algorithm, byzantine: int = 1) -> Algorithm:
     Args:
         byzantine: f, how many clients of a round may be hostile.
     """
-    check_byzantine(base, "meamed", byzantine, 2, 1)
-    return replace(base, combine=AroundMedian(byzantine))
+    return with_byzantine(base, "meamed", AroundMedian(byzantine))

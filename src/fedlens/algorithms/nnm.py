@@ -5,19 +5,19 @@ the combination before it in the experiment is made of these means. So honest cl
 different data look more alike to it. Buffers, such as BatchNorm's statistics, are not mixed.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from fedlens.algorithm import Algorithm, paper
 from fedlens.algorithm.slots import Combine, Received
 from fedlens.algorithms.before import Before, check_before, traced
-from fedlens.algorithms.trust import check_byzantine, params_of, squared_distances
+from fedlens.algorithms.trust import Byzantine, params_of, squared_distances, with_byzantine
 from fedlens.core import Memory, Tree
 
 
 @dataclass(frozen=True)
-class Mixing(Before):
+class Mixing(Before, Byzantine):
     inner: Combine
     byzantine: int
 
@@ -47,5 +47,4 @@ def nnm(base: Algorithm, byzantine: int = 1) -> Algorithm:
         byzantine: f, how many clients of a round may be hostile.
     """
     check_before(base, "nnm")
-    check_byzantine(base, "nnm", byzantine, 2, 1)
-    return replace(base, combine=Mixing(base.combine, byzantine))
+    return with_byzantine(base, "nnm", Mixing(base.combine, byzantine))

@@ -12,13 +12,12 @@ import torch
 
 from fedlens.algorithm import Algorithm, at_least, paper
 from fedlens.algorithm.pieces import (
-    WHOLE_EPOCHS,
     Constant,
-    Epochs,
     Probed,
     Sgd,
     WeightedSum,
     difference,
+    epochs_of,
     is_sgd,
 )
 from fedlens.algorithm.slots import Advance
@@ -72,11 +71,10 @@ def qfedavg(base: Algorithm, q: Number = 1.0) -> Algorithm:
         raise ValueError(
             'qfedavg needs SGD: set local.optimizer = "sgd", and leave other local rules out'
         )
-    if not isinstance(base.draw, Epochs):
-        raise ValueError(f"qfedavg needs whole epochs: {WHOLE_EPOCHS}")
     if not isinstance(base.advance, Sgd):
         raise ValueError("qfedavg has its own server step: leave the other server rule out")
-    passes = base.draw.count + 1
+    draw = epochs_of(base.draw, "qfedavg", even=False)
+    passes = draw.count + 1
     return replace(
         base,
         draw=replace(base.draw, count=passes),

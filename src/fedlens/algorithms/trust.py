@@ -7,6 +7,7 @@ over all clients is taken.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, Protocol
 
 import torch
@@ -20,6 +21,23 @@ from fedlens.algorithms.median import middle
 from fedlens.config.names import TRUST
 from fedlens.core import Cohort, Memory, Tree
 from fedlens.network.layout import Layout
+
+
+class Byzantine(Combine, Protocol):
+    """Told that f clients of a round may be hostile, it needs `times` f + `more` clients."""
+
+    byzantine: int  # f
+    uses_shares: ClassVar[bool] = False
+    reads_cohort: ClassVar[bool] = False
+    times: ClassVar[int] = 2
+    more: ClassVar[int] = 1
+
+    @property
+    def fewest(self) -> int:
+        return self.times * self.byzantine + self.more
+
+    def withstands(self, clients: int) -> int | None:
+        return self.byzantine
 
 
 class Trusting(Combine, Protocol):
@@ -116,11 +134,13 @@ def evenly(chosen: Tensor, clients: int) -> Tensor:  # [C]
     return zeros.index_fill(0, chosen, 1 / len(chosen))
 
 
-def check_byzantine(base: Algorithm, name: str, byzantine: int, times: int, more: int) -> None:
-    """Refuse more hostile clients f than fit: times * f + more clients are needed in a round."""
+def with_byzantine(base: Algorithm, name: str, combine: Byzantine) -> Algorithm:
+    """The algorithm with this combination; more hostile clients than fit are refused."""
+    f, times, more = combine.byzantine, combine.times, combine.more
     clients = base.select.cohort_size
-    if byzantine < 0 or clients < times * byzantine + more:
+    if f < 0 or clients < times * f + more:
         raise ValueError(
-            f"{name}: {byzantine} hostile clients among {clients} are too many: "
+            f"{name}: {f} hostile clients among {clients} are too many: "
             f"choose at most {max((clients - more) // times, 0)}, or more clients a round"
         )
+    return replace(base, combine=combine)

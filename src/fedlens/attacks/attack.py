@@ -86,7 +86,7 @@ class Attack:
         given = self.clients
         if isinstance(given, tuple):
             wrong = [one for one in given if not 0 <= one < num_clients]
-            if wrong or len({*given}) < len(given):
+            if wrong or not given or len({*given}) < len(given):
                 raise ValueError(
                     f"attack.clients is {[*given]}: give different numbers from 0 to "
                     f"{num_clients - 1}"

@@ -264,13 +264,15 @@ class Terms:
             leaves.append("how many examples it holds of each class")
         measured = "" if algorithm.covered else ", with the training loss"
         hidden = ", each with masks, so that only sums can be read" * (self.sums is not None)
-        leaves.append(f"up to {self.most_updates} updates of the model{measured}{hidden}")
+        own = algorithm.personal
+        sends = "updates of the model" if own is None else own.sends
+        leaves.append(f"up to {self.most_updates} {sends}{measured}{hidden}")
         if self.holds_out:
             leaves.append(
                 f"how many of its held-out examples each of up to {self.most_tested} models "
                 "classifies correctly, which can tell how many there are of each class"
             )
-        remembers, own = algorithm.remembers, algorithm.personal
+        remembers = algorithm.remembers
         keeps = own is not None and not own.averaged
         channel = ", ".join(map(repr, algorithm.channel)) or "updates leave as they are"
         lines = [

@@ -206,6 +206,7 @@ def build(
         algorithm = make_algorithm(experiment)
     check_schedules(experiment)
     warn_of_rate(experiment.local)
+    algorithm.select.check(split.num_clients)
     warn_of_attack(experiment, algorithm)
     if device.type == "cpu" and not workers:
         demand_memory(experiment, dataset, algorithm, split)

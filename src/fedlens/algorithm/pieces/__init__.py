@@ -6,11 +6,11 @@ number per experiment where one number was.
 """
 
 from fedlens.algorithm.pieces.combine import WeightedSum as WeightedSum
-from fedlens.algorithm.pieces.draw import WHOLE_EPOCHS as WHOLE_EPOCHS
 from fedlens.algorithm.pieces.draw import Epochs as Epochs
 from fedlens.algorithm.pieces.draw import PoissonBatches as PoissonBatches
 from fedlens.algorithm.pieces.draw import Steps as Steps
 from fedlens.algorithm.pieces.draw import Virtual as Virtual
+from fedlens.algorithm.pieces.draw import epochs_of as epochs_of
 from fedlens.algorithm.pieces.losses import cross_entropy as cross_entropy
 from fedlens.algorithm.pieces.losses import double_softmax as double_softmax
 from fedlens.algorithm.pieces.losses import squared_error as squared_error
@@ -35,6 +35,7 @@ from fedlens.algorithm.pieces.solve import GradientDescent as GradientDescent
 from fedlens.algorithm.pieces.solve import Probed as Probed
 from fedlens.algorithm.pieces.solve import Sgd as Sgd
 from fedlens.algorithm.pieces.solve import is_sgd as is_sgd
+from fedlens.algorithm.pieces.upload import Keeping as Keeping
 from fedlens.algorithm.pieces.upload import difference as difference
 from fedlens.algorithm.pieces.weigh import ByExamples as ByExamples
 from fedlens.algorithm.pieces.weigh import Constant as Constant

@@ -14,12 +14,6 @@ from fedlens.algorithm.slots import Draw
 from fedlens.core import Plan, keys
 from fedlens.core.federation import Holdings
 
-WHOLE_EPOCHS = (
-    "leave fedvc, uneven work and privacy of examples out, and give whole local.epochs without "
-    "local.steps or max_steps"
-)
-"""The remedy in errors of algorithms that need `Epochs`, all of them."""
-
 
 @dataclass(frozen=True)
 class Epochs(Draw):
@@ -53,6 +47,16 @@ class Epochs(Draw):
         slow = keys.uniform(slow_key) < self.uneven
         fewer = 1 + keys.below(count_key, max(self.count - 1, 1))
         return np.where(slow, fewer, self.count) * per_pass
+
+
+def epochs_of(draw: Draw, name: str, *, even: bool = True) -> Epochs:
+    """`draw`, for an algorithm that counts epochs: the same number for each client, if `even`."""
+    if not isinstance(draw, Epochs) or (even and draw.uneven):
+        raise ValueError(
+            f"{name} counts epochs: leave fedvc, uneven work and privacy of examples out, and give "
+            "whole local.epochs without local.steps or max_steps"
+        )
+    return draw
 
 
 @dataclass(frozen=True)

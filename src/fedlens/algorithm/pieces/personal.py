@@ -8,6 +8,8 @@ from fedlens.algorithm.slots import OWN, Personal, Wraps
 from fedlens.core import Local, Memory, Moved, Tree
 from fedlens.network.layout import Layout
 
+OF_THE_OTHERS = "updates of the layers that are not its own"
+
 
 @dataclass(frozen=True)
 class OwnNorms(Personal):
@@ -23,7 +25,7 @@ class OwnNorms(Personal):
 class OwnModel(Personal):
     """The whole model."""
 
-    sends: str = "nothing"  # what a client sends instead of it
+    sends: str = "empty updates"
 
     def names(self, layout: Layout) -> Collection[str]:
         return [*layout.entries]
@@ -52,6 +54,7 @@ class OwnBody(Personal):
     """All layers but the head."""
 
     head: str | None = None
+    sends: ClassVar[str] = OF_THE_OTHERS
 
     def names(self, layout: Layout) -> Collection[str]:
         head = OwnHead(self.head).names(layout)
@@ -64,6 +67,7 @@ class OwnHead(Personal):
 
     layer: str | None = None
     tune: int = 0
+    sends: ClassVar[str] = OF_THE_OTHERS
 
     def names(self, layout: Layout) -> Collection[str]:
         head = layout.last if self.layer is None else self.layer

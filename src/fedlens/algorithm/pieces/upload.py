@@ -1,8 +1,23 @@
 """upload: what a client sends, and what it keeps."""
 
+from dataclasses import dataclass, replace
+
 import torch
 
+from fedlens.algorithm.slots import Uploading
 from fedlens.core import Local, Upload
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """`upload`, from clients that keep what their solver has by this name."""
+
+    upload: Uploading
+    name: str
+
+    def __call__(self, local: Local) -> Upload:
+        sent = self.upload(local)
+        return replace(sent, keep={**sent.keep, self.name: local.solver[self.name]})
 
 
 def difference(local: Local) -> Upload:
