@@ -77,7 +77,7 @@ def qfedavg(base: Algorithm, q: Number = 1.0) -> Algorithm:
     passes = draw.count + 1
     return replace(
         base,
-        draw=replace(base.draw, count=passes),
+        draw=replace(draw, count=passes),
         solve=Probed(base.solve, passes),
         upload=SendFair(q),
         weigh=Constant(1.0),

@@ -54,7 +54,7 @@ class OwnBody(Personal):
     """All layers but the head."""
 
     head: str | None = None
-    sends: ClassVar[str] = OF_THE_OTHERS
+    sends: str = OF_THE_OTHERS
 
     def names(self, layout: Layout) -> Collection[str]:
         head = OwnHead(self.head).names(layout)
@@ -67,7 +67,7 @@ class OwnHead(Personal):
 
     layer: str | None = None
     tune: int = 0
-    sends: ClassVar[str] = OF_THE_OTHERS
+    sends: str = OF_THE_OTHERS
 
     def names(self, layout: Layout) -> Collection[str]:
         head = layout.last if self.layer is None else self.layer
