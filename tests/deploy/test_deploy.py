@@ -20,9 +20,17 @@ import fedlens as fl
 from fedlens.deploy.classifier import Classifier, Preprocessing
 from fedlens.deploy.export import export, real_images
 from fedlens.deploy.testing import training_files
+from fedlens.evaluation.reliability import Calibration
 from fedlens.runs.records import read
 from fedlens.setup import build
-from fedlens.storage.run_files import EXPERIMENT, MANIFEST, MODEL, SUMMARY, read_summary
+from fedlens.storage.run_files import (
+    EVALUATION,
+    EXPERIMENT,
+    MANIFEST,
+    MODEL,
+    SUMMARY,
+    read_summary,
+)
 from tests.sites import CLASSES, SIDES
 
 
@@ -66,6 +74,47 @@ def test_predict_names_classes_with_probabilities(trained, here, fedlens):
     (answer,) = json.loads(fedlens("predict", trained.run, one, "--json").out)
     assert answer["path"] == str(one)
     assert sum(each["probability"] for each in answer["classes"]) == pytest.approx(1)
+
+
+def test_below_a_probability_predict_says_unsure(trained, here, fedlens):
+    ended = fedlens("predict", trained.run, trained.images, "--abstain", 0.6, "--top", 1, "-q")
+    rows = list(csv.DictReader(io.StringIO(ended.out)))
+    assert list(rows[0]) == ["path", "answer", "class_1", "probability_1"]
+    for row in rows:
+        sure = float(row["probability_1"]) >= 0.6
+        assert row["answer"] == (row["class_1"] if sure else "unsure")
+    assert {"unsure"} < {row["answer"] for row in rows}
+    found = Calibration.of(json.loads((trained.run / EVALUATION).read_text()), MODEL)
+    share, right = (f"{100 * number:.1f}%" for number in found.unsure(0.6))
+    line = f"of {found.images} test images it would have been unsure of {share}; of the others it"
+    assert f"fedlens: {line} has {right} right\n" in ended.err
+    answers = json.loads(
+        fedlens("predict", trained.run, trained.images, "--abstain", 0.6, "--json").out
+    )
+    assert [one["unsure"] for one in answers] == [row["answer"] == "unsure" for row in rows]
+    ended = fedlens("predict", trained.run, trained.images, "--abstain", 0.99, "-q")
+    assert "it would have been unsure of all\n" in ended.err
+
+
+@pytest.mark.parametrize("number", [0, 1, -0.5, 0.333, "nan"])
+def test_a_probability_is_in_hundredths(trained, here, fedlens, number):
+    ended = fedlens("predict", trained.run, trained.images, "--abstain", number)
+    assert (ended.status, ended.out) == (2, "") and "hundredths" in ended.err
+
+
+def test_what_was_not_calibrated_is_never_unsure(trained, here, fedlens):
+    run = Path(shutil.copytree(trained.run, here / "plain"))
+    (run / EVALUATION).unlink()
+    ended = fedlens("predict", run, trained.images, "--abstain", 0.8)
+    assert (ended.status, ended.out) == (2, "") and "not calibrated" in ended.err
+    fedlens("export", run, "--out", "m.safetensors")
+    assert "were not calibrated" in (here / "m.safetensors.md").read_text()
+    fedlens("export", trained.run, "--out", "n.safetensors")
+    found = fl.load(trained.run).calibration
+    card = (here / "n.safetensors.md").read_text()
+    assert f"on {found.images} test images (temperature {found.temperature:.3g})" in card
+    with safe_open("n.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["temperature"]) == found.temperature
 
 
 def test_who_uses_a_model_is_told_what_its_accuracy_hides(trained, here, fedlens):

@@ -15,6 +15,7 @@ from fedlens.storage.run_files import EXPERIMENT, check_run
 
 if TYPE_CHECKING:
     from fedlens.data.pictures import Undecodable
+    from fedlens.evaluation.reliability import Calibration
 
 Best = Annotated[bool, Option("--best", help="The model that was best on validation.")]
 Client = Annotated[str | None, Option(help="The own model of this client, by its name or number.")]
@@ -26,6 +27,9 @@ def predict_command(
     run: TrainedRun,
     images: Annotated[list[Path], Argument(help="Image files, or folders of them.")],
     top: Annotated[int, Option(help="How many classes to name, the likeliest first.")] = 3,
+    abstain: Annotated[
+        float | None, Option(help='Answer "unsure" below this probability, such as 0.8.')
+    ] = None,
     best: Best = False,
     client: Client = None,
     quiet: Quiet = False,
@@ -43,28 +47,55 @@ def predict_command(
     classifier, paths = load(run, best=best, client=client), image_files(images)
     has_records = (run / ROUNDS).is_file() and not (best or client)  # of the last model
     told = [one.text for one in cautions(read(run))] if has_records else []
+    if abstain is not None:
+        told.append(_of_abstaining(run, classifier.calibration, abstain))
     broken: list[Undecodable] = []
     with shown(not quiet, counted, "images") as watch:
         sound = classifier.preprocessing.read_all(paths, broken, watch)
         answers = list(classifier.answers(sound, top))
     if as_json:
-        print_json([answer.plain() for answer in answers])
+        unsure = [{"unsure": each.at_least(abstain) is None} if abstain else {} for each in answers]
+        print_json([each.plain() | more for each, more in zip(answers, unsure, strict=True)])
     else:
         most = min(top, len(classifier.classes))
         ranks = [
             f"{word}_{rank}" for rank in range(1, most + 1) for word in ("class", "probability")
         ]
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(["path", *ranks])
+        writer.writerow(["path", *["answer"] * bool(abstain), *ranks])
         for answer in answers:
             named = [(inert(printable(name)), f"{share:.6f}") for name, share in answer.classes]
             cells = [cell for pair in named for cell in pair]
+            if abstain:
+                cells.insert(0, inert(answer.at_least(abstain) or "unsure"))
             writer.writerow([answer.path, *cells])
     sys.stdout.flush()
     for line in [*told, *map(str, broken[:-1])]:
         warn(line)
     if broken:
         raise broken[-1]
+
+
+def _of_abstaining(run: Path, calibration: Calibration | None, least: float) -> str:
+    """How often the model would have been unsure on held-out images, and how good its answers."""
+    from fedlens.evaluation.reliability import HELD_OUT
+    from fedlens.report.numbers import format_number
+
+    if not 0 < least < 1 or round(100 * least) != round(100 * least, 6):
+        raise ValueError(f"--abstain is {least:g}: choose a probability in hundredths, such as 0.8")
+    if calibration is None:
+        raise ValueError(
+            f"--abstain: the probabilities of {run}'s model were not calibrated: leave it and "
+            "--client out, and run the experiment with test images or clients.holdout"
+        )
+    share, accuracy = calibration.unsure(least)
+    held_out = f"{calibration.images:,} {HELD_OUT[calibration.part]}"
+    if share == 1:
+        return f"of {held_out} it would have been unsure of all"
+    return (
+        f"of {held_out} it would have been unsure of {format_number(share, True)}; of the others "
+        f"it has {format_number(accuracy, True)} right"
+    )
 
 
 def evaluate_command(

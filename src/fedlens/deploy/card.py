@@ -8,12 +8,14 @@ from typing import Any
 
 from fedlens.deploy.testing import copies_in_test
 from fedlens.evaluation.measures import measure_name
+from fedlens.evaluation.reliability import HELD_OUT, Calibration
 from fedlens.report.cautions import cautions
 from fedlens.report.holdings import client_header, client_names, client_rows, measured
 from fedlens.report.numbers import format_number
 from fedlens.runs.loop import CHOSEN_BY
 from fedlens.runs.records import PART_NAMES, Run, read, settings
 from fedlens.storage.reading import printable
+from fedlens.storage.run_files import BEST, MODEL
 
 FEW = 100  # test images; with fewer, the card has a warning
 
@@ -32,6 +34,7 @@ def card(folder: Path, file: str, kind: str, best: bool = False, client: str | N
     flat, partition = settings(run.experiment), run.partition or {}
     classes = [str(name) for name in run.manifest.get("classes", [])]
     path = flat.get("dataset.path")
+    known = None if client else Calibration.of(run.evaluation, BEST if best else MODEL)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         undefined=jinja2.StrictUndefined,
@@ -67,6 +70,8 @@ def card(folder: Path, file: str, kind: str, best: bool = False, client: str | N
         else _quality(run, classes),
         clients=[] if best or client is not None else client_rows(run),
         client_header=client_header(run),
+        calibration=known,
+        held_out=HELD_OUT[known.part] if known else "",
         cautions=[caution.text for caution in cautions(run)],
         best=best or client is not None,
         limits=list(_limits(run, classes)),

@@ -17,17 +17,20 @@ from fedlens.config.experiment import Experiment
 from fedlens.data.layouts import images as images_below
 from fedlens.data.pictures import MEGAPIXELS, Undecodable, read
 from fedlens.deploy.own_models import of_client
+from fedlens.evaluation.reliability import Calibration
 from fedlens.models.weights import not_finite
 from fedlens.runs.folder import RunFolder
 from fedlens.setup.network import untrained
 from fedlens.storage.reading import reading
 from fedlens.storage.run_files import (
     BEST,
+    EVALUATION,
     EXPERIMENT,
     MANIFEST,
     MODEL,
     RERUN,
     check_run,
+    read_json,
     read_manifest,
     unfinished,
 )
@@ -97,20 +100,34 @@ class Answer(NamedTuple):
         best = [{"class": name, "probability": share} for name, share in self.classes]
         return {"path": self.path, "classes": best}
 
+    def at_least(self, probability: float) -> str | None:
+        """The likeliest class; None if the model is less sure of it than this."""
+        name, share = self.classes[0]
+        return name if share >= probability else None
+
 
 class Classifier(nn.Module):
-    """Images of bytes in, logits out: the model of a run behind its own preprocessing."""
+    """Images of bytes in, logits out: the model of a run behind its own preprocessing.
+
+    The logits are calibrated, if the run had images for that: their softmax says how often the
+    model is right. `calibration` is what is known of this.
+    """
 
     def __init__(
-        self, module: nn.Module, preprocessing: Preprocessing, classes: Sequence[str]
+        self,
+        module: nn.Module,
+        preprocessing: Preprocessing,
+        classes: Sequence[str],
+        calibration: Calibration | None = None,
     ) -> None:
         super().__init__()
         self.module, self.preprocessing, self.classes = module, preprocessing, tuple(classes)
+        self.calibration = calibration
 
     def forward(self, images: Tensor) -> Tensor:  # [N, channels, H, W] uint8 -> [N, L]
         """The logits of the classes; a model may have more outputs, which are left out."""
-        logits: Tensor = self.module(self.preprocessing(images))
-        return logits[:, : len(self.classes)]
+        logits: Tensor = self.module(self.preprocessing(images))[:, : len(self.classes)]
+        return logits if self.calibration is None else logits / self.calibration.temperature
 
     def predict(self, paths: Iterable[str | Path], top: int = 1) -> Iterator[Answer]:
         """The `top` classes of each image file, in order."""
@@ -197,7 +214,9 @@ def load(
             f"{file} does not fit the model ({str(error).splitlines()[-1].strip()}): "
             "give the module that the run trained"
         ) from error
-    return Classifier(module.float(), preprocessing, [*map(str, classes)]).eval()
+    known = read_json(folder / EVALUATION) if client is None else None  # of the common model
+    calibration = Calibration.of(known or {}, file.name)
+    return Classifier(module.float(), preprocessing, [*map(str, classes)], calibration).eval()
 
 
 def _preprocessing(about: Mapping[str, Any]) -> Preprocessing:

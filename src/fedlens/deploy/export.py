@@ -95,6 +95,8 @@ def _tensors(classifier: Classifier) -> bytes:
     from safetensors.torch import save
 
     said = {"classes": classifier.classes, **vars(classifier.preprocessing)}
+    if classifier.calibration is not None:
+        said["temperature"] = classifier.calibration.temperature
     tensors = {name: t.contiguous() for name, t in classifier.module.state_dict().items()}
     content: bytes = save(tensors, {name: json.dumps(value) for name, value in said.items()})
     return content

@@ -24,11 +24,9 @@ from fedlens.evaluation.metrics import (
     Tally,
     accuracy_by_client,
     chosen,
-    ece,
     from_counts,
     from_logits,
     metrics,
-    reliability,
     spread,
 )
 from fedlens.rounds import State
@@ -70,7 +68,6 @@ class Details(NamedTuple):
     confusion: Tensor | None  # [L, L + 1] true label, prediction; the last column is "no label"
     client_accuracy: Tensor | None  # [K] on each client's test examples
     client_tested: Tensor | None  # [K] number of these examples
-    reliability: Tensor | None = None  # [3, bins] see `metrics.reliability`
 
     def plain(self) -> dict[str, Any]:
         """The fields that are present, ready for JSON."""
@@ -83,7 +80,6 @@ class Measured(NamedTuple):
 
     tally: Tally
     chosen: dict[str, Tensor]  # [] each, from logits
-    reliability: Tensor | None
 
 
 Unread = tuple[dict[str, Measured], Tensor | None]
@@ -124,7 +120,6 @@ class Evaluation:
         setup, engine, state, tell = self.setup, self.engine, self.state, self.tell
         loss, num_classes = setup.program.algorithm.objective.loss, setup.dataset.num_classes
         keep_logits = any(metric.reads_logits for metric in self.metrics)
-        bins = next((m.options["bins"] for m in self.metrics if m.function is ece), None)
         measured, answers = {}, {}
         done, total = 0, sum(map(len, setup.parts.values()))
         for part, examples in setup.parts.items():
@@ -132,12 +127,10 @@ class Evaluation:
             told = lambda count, before=done: tell(before + count, total)  # noqa: E731
             found = answer(engine, state, examples, num_classes, loss, keep_logits, told)
             done += len(examples)
-            values, table = {}, None
+            values = {}
             if found.logits is not None:  # the next evaluation may overwrite them
                 values = from_logits(self.metrics, found.logits, examples.labels)
-                if bins is not None:
-                    table = reliability(found.logits, examples.labels, bins)
-            measured[part] = Measured(found.tally, values, table)
+            measured[part] = Measured(found.tally, values)
             answers[part] = found.correct
         correct, tests = None, setup.client_tests
         if tests is not None and engine.reporting is None:  # a fleet's clients are asked in `read`
@@ -187,7 +180,7 @@ class Evaluation:
         """The measures, by their names in `measures`, and the details. Waits for the evaluation."""
         measured, correct = (self._counts or self.begin()).read()
         found: dict[str, float] = {}
-        for part, (tally, chosen_ones, _) in measured.items():
+        for part, (tally, chosen_ones) in measured.items():
             values = self._values(tally, chosen_ones)
             if part == SUCCESS_ON:
                 found[SUCCESS] = values["accuracy"]
@@ -215,8 +208,7 @@ class Evaluation:
             found |= {f"client_accuracy_{key}": v for key, v in spread(by_client, tested).items()}
         if primary is None:
             return found, Details(None, None, by_client, tested)
-        tally, _, table = measured[primary]
-        return found, Details(primary, tally.confusion, by_client, tested, table)
+        return found, Details(primary, measured[primary].tally.confusion, by_client, tested)
 
 
 def evaluate(

@@ -313,7 +313,7 @@ def _packed(cell: str, run: Run, keeps: Collection[str], revision: str | None) -
         "manifest": manifest,
         "summary": run.summary,
         "partition": run.partition,
-        "evaluation": run.evaluation,
+        "evaluation": {k: v for k, v in run.evaluation.items() if k != "calibration"},
         "num_rounds": len(rounds),
         "columns": by_rounds.pop(tuple(numbers)),
         "evaluations": [{"at": [*at], "columns": one} for at, one in by_rounds.items()],

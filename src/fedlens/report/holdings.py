@@ -11,6 +11,7 @@ import numpy as np
 from fedlens.config.names import BY_CLIENT, OUTCOMES, REPORTED
 from fedlens.data.emd import emd, emd_per_client
 from fedlens.evaluation.intervals import wilson
+from fedlens.evaluation.reliability import HELD_OUT, Calibration, curve
 from fedlens.report.blocks import (
     Block,
     Curves,
@@ -34,6 +35,7 @@ from fedlens.runs.records import (
     settings,
     table_in,
 )
+from fedlens.storage.run_files import MODEL
 
 Array = np.ndarray[Any, Any]
 
@@ -231,24 +233,33 @@ def class_blocks(groups: Sequence[Group]) -> Iterator[Block]:
 
 
 def reliability_blocks(groups: Sequence[Group]) -> Iterator[Block]:
-    """Calibration curves of the final model, for runs with the metric `ece`."""
+    """How sure the final model is and how often it is right, as trained and calibrated."""
+    known = [
+        (one.name, about)
+        for one in groups
+        if (about := Calibration.of(one.runs[0].evaluation, MODEL)) is not None
+    ]
     lines = []
-    for one in groups:
-        table = list_in(one.runs[0].evaluation, "reliability")
-        bins = zip(*table, strict=False) if len(table) == 3 else ()
-        points = [(sure / count, hits / count) for count, sure, hits in bins if count]
-        if points:
-            lines.append(Line(one.name, [x for x, _ in points], [y for _, y in points]))
+    for name, about in known:
+        lines.append(Line(name, *curve(about.after)))
+        lines.append(Line(name, *curve(about.before), style="dashed"))
     if lines:
+        told = "Of repeats, the first run."
+        if len(known) == 1:
+            before, after = (format_number(error, True) for error in about.errors)
+            told = (
+                f"A temperature of {about.temperature:.3g} takes the expected calibration error "
+                f"from {before} to {after}, on {about.images:,} {HELD_OUT[about.part]}."
+            )
         yield Curves(
             title="Reliability",
             caption="How often answers are right that are given with a certain confidence, by bins "
-            "of confidence. Below the diagonal a model is overconfident. Of repeats, the "
-            "first run.",
+            f"of confidence. Below the diagonal a model is overconfident. {told}",
             lines=[*lines, Line("as sure as right", [0.0, 1.0], [0.0, 1.0], style="dotted")],
             x_label="confidence",
             y_label="accuracy",
             percent=True,
+            styles={"solid": "calibrated", "dashed": "as trained"},
         )
 
 

@@ -26,7 +26,9 @@ from fedlens.config.protection import protects_examples
 from fedlens.core import Tree
 from fedlens.core.trees import HostCopy
 from fedlens.engines import Engine
+from fedlens.engines.graphs import aside
 from fedlens.engines.trainer import TorchSettings
+from fedlens.evaluation.calibration import calibration
 from fedlens.evaluation.evaluate import ClientAccuracies, Details, Evaluation, Twin
 from fedlens.evaluation.measures import OF_MODEL, PARTS, measure_name
 from fedlens.privacy.ledger import LimitReached
@@ -153,6 +155,7 @@ class ActiveRun:
         diverged = not math.isfinite(float(sums_of_models([state]))) or _has_diverged(self.records)
         self.status = "diverged" if diverged else "running"
         self.reason = ""  # why it stopped early, if it did
+        self.details: dict[str, Any] = {}  # of the final model
         self.client_accuracy: dict[str, float] = {}  # of the final model
         self.closer: dict[str, Any] = {}  # further entries of the summary, of the final model
         self.start_time = self.record_time = self.told_time = time.perf_counter()
@@ -318,9 +321,10 @@ class ActiveRun:
 
     def _write_details(self, details: Details) -> None:
         names = self.setup.federation.described().names
-        self.client_accuracy = by_name(details.plain().get(BY_CLIENT), names)
+        self.details = details.plain()
+        self.client_accuracy = by_name(self.details.get(BY_CLIENT), names)
         if self.folder is not None:
-            self.folder.write(run_files.EVALUATION, run_files.to_json(details.plain()) + "\n")
+            self.folder.write(run_files.EVALUATION, run_files.to_json(self.details) + "\n")
 
     def _look_closer(self) -> None:
         """Compute what the final model alone gets: intervals, and a comparison by client."""
@@ -328,6 +332,15 @@ class ActiveRun:
         ended = len(self.records) == self.num_earlier_records  # resumed after its last round
         if ended and setup.engine.reporting is None:
             self._write_details(Evaluation(setup, setup.engine, self.state).read(self.twin)[1])
+        if self.folder is not None and self.details:
+            models = {run_files.MODEL: self.model, run_files.BEST: self._whole.best}
+            with aside(setup.device):  # on the stream where evaluations have their buffers
+                self.details["calibration"] = {
+                    file: found._asdict()
+                    for file, model in models.items()
+                    if model is not None and (found := calibration(setup, setup.engine, model))
+                }
+            self.folder.write(run_files.EVALUATION, run_files.to_json(self.details) + "\n")
         if times := asked.bootstrap:
             again = Evaluation(setup, setup.engine, self.state)
             self.closer["intervals"] = again.intervals(times, self.watch)
