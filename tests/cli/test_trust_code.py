@@ -46,6 +46,7 @@ OPENED_BY = {
     "attack": ["FILE", "--out", "out"],
     "predict": ["RUN", "picture.png"],
     "evaluate": ["RUN", "--data", "images"],
+    "serve-model": ["RUN", "--port", "0"],
     "export": ["RUN", "--out", "model.onnx"],
     "partition": ["FILE"],
     "fleet serve": ["FILE", "--out", "out"],

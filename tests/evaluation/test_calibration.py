@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -129,17 +130,14 @@ def test_the_page_draws_the_reliability_before_and_after(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("clients", "on", "part"),
-    [
-        (fl.Clients(count=4, holdout=0.2), ("test",), "clients"),
-        (fl.Clients(count=4), ("test",), "test"),
-        (fl.Clients(count=4), ("train",), None),
-    ],
+    ("holdout", "on", "part"),
+    [(0.2, "test", "clients"), (0.0, "test", "test"), (0.0, "train", None)],
 )
 def test_what_nobody_trained_on_is_held_out(
-    described: fl.Experiment, clients: fl.Clients, on: tuple[str, ...], part: str | None
+    described: fl.Experiment, holdout: float, on: Literal["test", "train"], part: str | None
 ) -> None:
-    setup = build(replace(described, clients=clients, evaluate=fl.Evaluate(on=on)))
+    clients = fl.Clients(count=4, holdout=holdout)
+    setup = build(replace(described, clients=clients, evaluate=fl.Evaluate(on=(on,))))
     found = calibration(setup, setup.engine, setup.network.params | setup.network.buffers)
     assert (None if found is None else found.part) == part
     if part == "clients":
@@ -157,6 +155,8 @@ def test_what_nobody_trained_on_is_held_out(
         {"after": [[1.0] * 99] * 3},
         {"before": [[math.nan] * 100] * 3},
         {"more": 1},
+        {"part": "all"},
+        {"images": "many"},
     ],
 )
 def test_what_is_no_calibration_is_none(run: Path, change: dict[str, object]) -> None:

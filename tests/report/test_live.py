@@ -18,7 +18,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from fedlens.report import live
+from fedlens.report import live, local
 from fedlens.report.live import serving
 from fedlens.storage.locks import FolderLock
 
@@ -149,7 +149,7 @@ def test_a_host_that_is_no_name_gets_an_answer(run_folder: Make) -> None:
 
 
 def test_a_connection_that_drips_is_cut(run_folder: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "ASK_SECONDS", 0.2)
+    monkeypatch.setattr(local, "ASK_SECONDS", 0.2)
     with serving([run_folder("a", rounds=2)]) as address:
         place = urlsplit(address)
         with socket.create_connection((place.hostname, place.port or 0), timeout=300) as slow:

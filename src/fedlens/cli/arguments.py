@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,6 +72,16 @@ def notify(text: object) -> None:
 
 def warn(text: object) -> None:
     notify(f"fedlens: {text}")
+
+
+def until_stopped(line: str) -> None:
+    """Print a line, and wait for Ctrl-C."""
+    print(line, flush=True)
+    try:
+        while True:
+            time.sleep(3600)
+    except KeyboardInterrupt:
+        print("stopped", flush=True)
 
 
 def paragraph(text: str) -> str:

@@ -52,7 +52,7 @@ VERBS = {
     "compare": "run",
     "attack": "attack",
     "watch": "report",
-    **dict.fromkeys(("predict", "evaluate", "export"), "predict"),
+    **dict.fromkeys(("predict", "serve-model", "evaluate", "export"), "predict"),
     "reproduce": "reproduce",
     "new": "machine",
     **dict.fromkeys(("import", "partition"), "data"),
@@ -90,7 +90,7 @@ def app_of(*words: str) -> typer.Typer:
     for word in words or (*VERBS, *GROUPS):
         module = import_module(f"fedlens.cli.{VERBS.get(word, word)}")
         if word in VERBS:
-            app.command(word)(getattr(module, f"{word}_command"))
+            app.command(word)(getattr(module, f"{word.replace('-', '_')}_command"))
         else:
             app.add_typer(getattr(module, f"{word}_app"), name=word)
     return app

@@ -1,4 +1,4 @@
-"""`fedlens predict`, `fedlens evaluate` and `fedlens export`: use a trained model."""
+"""`fedlens predict`, `serve-model`, `evaluate` and `export`: use a trained model."""
 
 from __future__ import annotations
 
@@ -9,16 +9,28 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from fedlens.cli.arguments import Json, Quiet, print_json, print_table, refuse_existing, warn
+from fedlens.cli.arguments import (
+    Json,
+    Quiet,
+    print_json,
+    print_table,
+    refuse_existing,
+    until_stopped,
+    warn,
+)
 from fedlens.runs.progress import counted, shown, working
 from fedlens.storage.run_files import EXPERIMENT, check_run
 
 if TYPE_CHECKING:
     from fedlens.data.pictures import Undecodable
-    from fedlens.evaluation.reliability import Calibration
+    from fedlens.deploy.classifier import Answer, Classifier
 
 Best = Annotated[bool, Option("--best", help="The model that was best on validation.")]
 Client = Annotated[str | None, Option(help="The own model of this client, by its name or number.")]
+Top = Annotated[int, Option(help="How many classes to name, the likeliest first.")]
+Abstain = Annotated[
+    float | None, Option(help='Answer "unsure" below this probability, such as 0.8.')
+]
 SEEN = ("trained_on", "new")  # images that the run trained on, and other images
 TrainedRun = Annotated[Path, Argument(metavar="RUN", help="The folder of a finished run.")]
 
@@ -26,9 +38,10 @@ TrainedRun = Annotated[Path, Argument(metavar="RUN", help="The folder of a finis
 def predict_command(
     run: TrainedRun,
     images: Annotated[list[Path], Argument(help="Image files, or folders of them.")],
-    top: Annotated[int, Option(help="How many classes to name, the likeliest first.")] = 3,
-    abstain: Annotated[
-        float | None, Option(help='Answer "unsure" below this probability, such as 0.8.')
+    top: Top = 3,
+    abstain: Abstain = None,
+    explain: Annotated[
+        Path | None, Option(help="A new folder for pictures of where each answer is seen.")
     ] = None,
     best: Best = False,
     client: Client = None,
@@ -38,37 +51,40 @@ def predict_command(
     """Classify images with the model of a run; prints csv or JSON."""
     check_run(run, [EXPERIMENT])  # before PyTorch is imported
     from fedlens.deploy.classifier import image_files, load
-    from fedlens.report.cautions import cautions
     from fedlens.report.page import inert
-    from fedlens.runs.records import read
+    from fedlens.storage.files import write_atomically
     from fedlens.storage.reading import printable
-    from fedlens.storage.run_files import ROUNDS
 
     classifier, paths = load(run, best=best, client=client), image_files(images)
-    has_records = (run / ROUNDS).is_file() and not (best or client)  # of the last model
-    told = [one.text for one in cautions(read(run))] if has_records else []
-    if abstain is not None:
-        told.append(_of_abstaining(run, classifier.calibration, abstain))
+    told = _to_know(run, classifier, abstain, is_last=not (best or client))
+    if explain is not None and explain.exists() and (explain.is_file() or any(explain.iterdir())):
+        raise ValueError(f"--explain {explain} is there already: name a new folder")
     broken: list[Undecodable] = []
+    answers: list[tuple[Answer, dict[str, str | None]]] = []
     with shown(not quiet, counted, "images") as watch:
         sound = classifier.preprocessing.read_all(paths, broken, watch)
-        answers = list(classifier.answers(sound, top))
+        for answer in classifier.answers(sound, top, explain is not None):
+            more = {} if abstain is None else {"answer": answer.at_least(abstain)}
+            if explain is not None:
+                explain.mkdir(parents=True, exist_ok=True)
+                file = explain / f"{len(answers) + 1}-{Path(answer.path).stem}.png"
+                write_atomically(file, answer.picture)
+                more["heat_map"] = str(file)
+            answers.append((answer._replace(picture=b""), more))
     if as_json:
-        unsure = [{"unsure": each.at_least(abstain) is None} if abstain else {} for each in answers]
-        print_json([each.plain() | more for each, more in zip(answers, unsure, strict=True)])
+        print_json([answer.plain() | more for answer, more in answers])
     else:
         most = min(top, len(classifier.classes))
         ranks = [
             f"{word}_{rank}" for rank in range(1, most + 1) for word in ("class", "probability")
         ]
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(["path", *["answer"] * bool(abstain), *ranks])
-        for answer in answers:
+        columns = {"answer": abstain, "heat_map": explain}
+        writer.writerow(["path", *(name for name, asked in columns.items() if asked), *ranks])
+        for answer, more in answers:
             named = [(inert(printable(name)), f"{share:.6f}") for name, share in answer.classes]
-            cells = [cell for pair in named for cell in pair]
-            if abstain:
-                cells.insert(0, inert(answer.at_least(abstain) or "unsure"))
-            writer.writerow([answer.path, *cells])
+            first = (inert(printable(cell or "unsure")) for cell in more.values())
+            writer.writerow([answer.path, *first, *(cell for pair in named for cell in pair)])
     sys.stdout.flush()
     for line in [*told, *map(str, broken[:-1])]:
         warn(line)
@@ -76,26 +92,51 @@ def predict_command(
         raise broken[-1]
 
 
-def _of_abstaining(run: Path, calibration: Calibration | None, least: float) -> str:
-    """How often the model would have been unsure on held-out images, and how good its answers."""
+def _to_know(run: Path, classifier: Classifier, abstain: float | None, is_last: bool) -> list[str]:
+    """What who uses a model must know: what its accuracy hides, and how often it is unsure."""
     from fedlens.evaluation.reliability import HELD_OUT
+    from fedlens.report.cautions import cautions
     from fedlens.report.numbers import format_number
+    from fedlens.runs.records import read
+    from fedlens.storage.run_files import ROUNDS
 
-    if not 0 < least < 1 or round(100 * least) != round(100 * least, 6):
-        raise ValueError(f"--abstain is {least:g}: choose a probability in hundredths, such as 0.8")
+    known, calibration = is_last and (run / ROUNDS).is_file(), classifier.calibration
+    told = [one.text for one in cautions(read(run))] if known else []
+    if abstain is None:
+        return told
+    if not 0 < abstain < 1 or round(100 * abstain) != round(100 * abstain, 6):
+        raise ValueError(
+            f"--abstain is {abstain:g}: choose a probability in hundredths, such as 0.8"
+        )
     if calibration is None:
         raise ValueError(
             f"--abstain: the probabilities of {run}'s model were not calibrated: leave it and "
             "--client out, and run the experiment with test images or clients.holdout"
         )
-    share, accuracy = calibration.unsure(least)
-    held_out = f"{calibration.images:,} {HELD_OUT[calibration.part]}"
-    if share == 1:
-        return f"of {held_out} it would have been unsure of all"
-    return (
-        f"of {held_out} it would have been unsure of {format_number(share, True)}; of the others "
-        f"it has {format_number(accuracy, True)} right"
-    )
+    share, accuracy = calibration.unsure(abstain)
+    line = f"of {calibration.images:,} {HELD_OUT[calibration.part]} it would have been unsure of "
+    of_rest = f"; of the others it has {format_number(accuracy, True)} right"
+    return [*told, f"{line}{format_number(share, True)}{of_rest}" if share < 1 else f"{line}all"]
+
+
+def serve_model_command(
+    run: TrainedRun,
+    port: Annotated[int, Option(help="Where to listen; 0 is any port.")] = 8378,
+    host: Annotated[str, Option(help="The address to listen on.")] = "127.0.0.1",
+    top: Top = 3,
+    abstain: Abstain = None,
+    best: Best = False,
+    client: Client = None,
+) -> None:
+    """Serve a page for asking the model of a run about photos; Ctrl-C ends it."""
+    check_run(run, [EXPERIMENT])  # before PyTorch is imported
+    from fedlens.deploy.classifier import load
+    from fedlens.deploy.serve import serving_model
+
+    classifier = load(run, best=best, client=client)
+    told = _to_know(run, classifier, abstain, is_last=not (best or client))
+    with serving_model(classifier, run.resolve().name, host, port, top, abstain, told) as address:
+        until_stopped(f"serving: {address} (Ctrl-C ends)")
 
 
 def evaluate_command(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from fedlens.cli.arguments import Quiet, print_table, warn
+from fedlens.cli.arguments import Quiet, print_table, until_stopped, warn
 from fedlens.storage.reading import printable
 
 if TYPE_CHECKING:
@@ -71,9 +70,4 @@ def watch_command(
 
     say_passed_over(runs)
     with serving(runs_in(runs), host, port) as address:
-        print(f"watching: {address} (Ctrl-C ends)", flush=True)
-        try:
-            while True:
-                time.sleep(3600)
-        except KeyboardInterrupt:
-            print("stopped", flush=True)
+        until_stopped(f"watching: {address} (Ctrl-C ends)")

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from fedlens.config.experiment import Experiment
 from fedlens.data.layouts import images as images_below
-from fedlens.data.pictures import MEGAPIXELS, Undecodable, read
+from fedlens.data.pictures import MEGAPIXELS, Opened, Undecodable, read
+from fedlens.deploy.explain import heat_maps, picture
 from fedlens.deploy.own_models import of_client
 from fedlens.evaluation.reliability import Calibration
 from fedlens.models.weights import not_finite
@@ -47,10 +48,10 @@ class Preprocessing:
     mean: tuple[float, ...]  # per channel, of images scaled to [0, 1]
     std: tuple[float, ...]
 
-    def read(self, path: str | Path) -> Tensor:  # [channels, H, W] uint8
+    def read(self, path: str | Path, opened: Opened = Path) -> Tensor:  # [channels, H, W] uint8
         """The pixels of an image file, upright, in the model's channels and size."""
         channels, height, width = self.shape
-        pixels = read(Path(path), channels, (height, width))
+        pixels = read(Path(path), channels, (height, width), opened=opened)
         return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
 
     def read_all(
@@ -95,6 +96,7 @@ class Answer(NamedTuple):
 
     path: str
     classes: list[tuple[str, float]]  # with their probabilities
+    picture: bytes = b""  # a PNG of where the likeliest class is seen, if that was asked for
 
     def plain(self) -> dict[str, Any]:
         best = [{"class": name, "probability": share} for name, share in self.classes]
@@ -135,25 +137,33 @@ class Classifier(nn.Module):
 
     @torch.no_grad()
     def answers(
-        self, images: Iterable[tuple[str | Path, Tensor]], top: int = 1
+        self, images: Iterable[tuple[str | Path, Tensor]], top: int = 1, explain: bool = False
     ) -> Iterator[Answer]:
-        """The same as `predict` for images that `preprocessing.read` has read, with their paths."""
+        """The same as `predict` for images that `preprocessing.read` has read, with their paths.
+
+        With `explain`, answers have a picture of where the likeliest class is seen.
+        """
         if top < 1:
             raise ValueError(f"top is {top}: choose 1 or more")
-        for paths, logits in self.logits(images):
+        for paths, pixels, logits in self.logits(images):
             best = logits.softmax(1).topk(min(top, len(self.classes)), dim=1)
-            for path, *found in zip(paths, *map(Tensor.tolist, best), strict=True):
+            pictures = [b""] * len(paths)
+            if explain:
+                heat = heat_maps(self.module, self.preprocessing(pixels), best.indices[:, 0])
+                pictures = list(map(picture, pixels.cpu(), heat.cpu()))
+            for path, shown, *found in zip(paths, pictures, *map(Tensor.tolist, best), strict=True):
                 named = [(self.classes[k], share) for share, k in zip(*found, strict=True)]
-                yield Answer(str(path), named)
+                yield Answer(str(path), named, shown)
 
     @torch.no_grad()
     def logits(
         self, images: Iterable[tuple[str | Path, Tensor]]
-    ) -> Iterator[tuple[list[str | Path], Tensor]]:
-        """The paths of some images and their logits [B, L], batch by batch."""
+    ) -> Iterator[tuple[list[str | Path], Tensor, Tensor]]:
+        """The paths of some images, their pixels and their logits [B, L], batch by batch."""
         device, left = next(self.module.parameters()).device, iter(images)
         while batch := list(islice(left, BATCH)):
-            yield [path for path, _ in batch], self(torch.stack([x for _, x in batch]).to(device))
+            pixels = torch.stack([x for _, x in batch]).to(device)
+            yield [path for path, _ in batch], pixels, self(pixels)
 
 
 def load(

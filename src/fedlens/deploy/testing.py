@@ -47,7 +47,7 @@ def tested_on(
     paths = found.files
     broken: list[Undecodable] = []
     images = classifier.preprocessing.read_all(paths, broken, watch)
-    batches = [logits for _, logits in classifier.logits(images)]
+    batches = [logits for *_, logits in classifier.logits(images)]
     refuse(broken)  # it names all of them
     logits = torch.cat(batches)
     tally = Tally.of(logits, labels, len(number))

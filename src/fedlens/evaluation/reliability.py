@@ -36,8 +36,9 @@ class Calibration(NamedTuple):
             tables = [math.fsum(map(math.fsum, t)) for t in (found.before, found.after)]
             sizes = {len(row) for t in (found.before, found.after) for row in t}
             sound = sizes == {BINS} and len(found.before) == len(found.after) == 3
-            is_sound = sound and found.temperature > 0 and sum(found.after[0]) > 0
-            return found if is_sound and all(map(math.isfinite, tables)) else None
+            sound &= found.part in HELD_OUT and isinstance(found.images, int)
+            sound &= found.temperature > 0 and min(sum(found.before[0]), sum(found.after[0])) > 0
+            return found if sound and all(map(math.isfinite, tables)) else None
         except (LookupError, TypeError, ValueError, OverflowError):
             return None
 

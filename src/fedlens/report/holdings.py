@@ -234,27 +234,24 @@ def class_blocks(groups: Sequence[Group]) -> Iterator[Block]:
 
 def reliability_blocks(groups: Sequence[Group]) -> Iterator[Block]:
     """How sure the final model is and how often it is right, as trained and calibrated."""
-    known = [
-        (one.name, about)
-        for one in groups
-        if (about := Calibration.of(one.runs[0].evaluation, MODEL)) is not None
-    ]
-    lines = []
-    for name, about in known:
-        lines.append(Line(name, *curve(about.after)))
-        lines.append(Line(name, *curve(about.before), style="dashed"))
+    lines, told = [], []
+    for one in groups:
+        about = Calibration.of(one.runs[0].evaluation, MODEL)
+        if about is None:
+            continue
+        lines.append(Line(one.name, *curve(about.after)))
+        lines.append(Line(one.name, *curve(about.before), style="dashed"))
+        before, after = (format_number(error, True) for error in about.errors)
+        told.append(
+            f"A temperature of {about.temperature:.3g} takes the expected calibration error "
+            f"from {before} to {after}, on {about.images:,} {HELD_OUT[about.part]}."
+        )
     if lines:
-        told = "Of repeats, the first run."
-        if len(known) == 1:
-            before, after = (format_number(error, True) for error in about.errors)
-            told = (
-                f"A temperature of {about.temperature:.3g} takes the expected calibration error "
-                f"from {before} to {after}, on {about.images:,} {HELD_OUT[about.part]}."
-            )
         yield Curves(
             title="Reliability",
             caption="How often answers are right that are given with a certain confidence, by bins "
-            f"of confidence. Below the diagonal a model is overconfident. {told}",
+            "of confidence. Below the diagonal a model is overconfident. "
+            + (told[0] if len(told) == 1 else "Of repeats, the first run."),
             lines=[*lines, Line("as sure as right", [0.0, 1.0], [0.0, 1.0], style="dotted")],
             x_label="confidence",
             y_label="accuracy",

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import hmac
-import ipaddress
-import secrets
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any, Literal, Protocol
-from urllib.parse import urlsplit
 
 from fedlens.report.blocks import Block, Curves
+from fedlens.report.local import Given, serving_locally
 from fedlens.report.page import distinct, html
 from fedlens.report.runs import headline, run_blocks, title_of
 from fedlens.runs.records import Run, read_all
@@ -25,8 +20,6 @@ from fedlens.storage.run_files import EVALUATION, ROUNDS, SUMMARY
 WRITTEN = (ROUNDS, SUMMARY, EVALUATION)
 LOOK_SECONDS = 0.5  # minimum pause between two checks of the run folders
 LOOK_SHARE = 0.1  # share of the time spent reading at most: the records may be long
-ASK_SECONDS = 10.0  # time limit for a complete request
-SEND_SECONDS = 60.0  # time limit for sending an answer
 
 
 class Beside(Protocol):
@@ -126,97 +119,14 @@ def serving(
     port: int = 0,
     beside: Beside | None = None,
 ) -> Iterator[str]:
-    """Serve the live page of runs inside the `with` block; yield its URL. Port 0: any free port.
+    """Serve the live page of runs inside the `with` block, as `serving_locally`; yield its URL."""
+    live = Live(folders, beside)
 
-    If other machines can connect, the URL contains a random token, and requests without it fail.
-    """
-    home = "/" if _is_loopback(host) else f"/{secrets.token_urlsafe(16)}/"
-    try:
-        server = Server(host, port, home, Live(folders, beside))
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ValueError(
-            f"cannot serve on {host}, port {port} ({reason}): choose another address or port"
-        ) from error
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        shown = f"[{host}]" if ":" in host else host
-        yield f"http://{shown}:{server.server_address[1]}{home}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    def respond(name: str, content: bytes | None) -> Given | None:
+        if name or content is not None:
+            return None
+        version, page = live.page()
+        return Given(page, version=str(version))
 
-
-class Server(ThreadingHTTPServer):
-    """An HTTP server with a thread for each connection; it closes those with slow requests."""
-
-    daemon_threads = True
-    request_queue_size = 256
-
-    def __init__(self, host: str, port: int, home: str, live: Live) -> None:
-        self.host, self.home, self.live = host, home, live
-        self.asking: dict[socket.socket, float] = {}  # open requests, with their start time
-        if ":" in host:
-            self.address_family = socket.AF_INET6
-        super().__init__((host, port), Handler)
-
-    def service_actions(self) -> None:
-        """Close the connections whose request is incomplete after `ASK_SECONDS`; called often."""
-        for connection, since in list(self.asking.items()):
-            if time.monotonic() - since > ASK_SECONDS:
-                with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
-
-    def handle_error(self, *_: Any) -> None:
-        """Print nothing: the client has disconnected."""
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Answers with the page, or with 304 if its version is the one that the client has."""
-
-    server: Server
-    timeout = SEND_SECONDS
-
-    def setup(self) -> None:
-        self.server.asking[self.request] = time.monotonic()
-        super().setup()
-
-    def finish(self) -> None:
-        self.server.asking.pop(self.request, None)
-        super().finish()
-
-    def do_GET(self) -> None:
-        self.server.asking.pop(self.request, None)
-        asked = _name(self.headers.get("Host", ""))
-        if _is_loopback(self.server.host) and not _is_loopback(asked):
-            self.send_error(403, "ask by the address of this machine")  # against DNS rebinding
-        elif not hmac.compare_digest(self.path.encode(), self.server.home.encode()):
-            self.send_error(404)
-        else:
-            version, content = self.server.live.page()
-            known = self.headers.get("If-None-Match") == str(version)
-            self.send_response(304 if known else 200)
-            self.send_header("Content-Type", "text/html; charset=utf-8")
-            self.send_header("Cache-Control", "no-store")
-            self.send_header("ETag", str(version))
-            self.end_headers()
-            with suppress(OSError):  # the client has disconnected
-                self.wfile.write(b"" if known else content)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing: requests are not logged to the terminal."""
-
-
-def _name(header: str) -> str:
-    with suppress(ValueError):  # not a valid host
-        return urlsplit(f"//{header}").hostname or ""
-    return ""
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    with serving_locally(respond, host, port) as address:
+        yield address

@@ -336,9 +336,9 @@ class ActiveRun:
             models = {run_files.MODEL: self.model, run_files.BEST: self._whole.best}
             with aside(setup.device):  # on the stream where evaluations have their buffers
                 self.details["calibration"] = {
-                    file: found._asdict()
+                    file: about._asdict()
                     for file, model in models.items()
-                    if model is not None and (found := calibration(setup, setup.engine, model))
+                    if model is not None and (about := calibration(setup, setup.engine, model))
                 }
             self.folder.write(run_files.EVALUATION, run_files.to_json(self.details) + "\n")
         if times := asked.bootstrap:
