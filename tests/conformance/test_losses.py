@@ -75,9 +75,11 @@ def test_weights_by_hand():
 def test_beta_goes_from_examples_that_count_alike_to_classes_that_do():
     counts, labels = torch.tensor([[2, 30], [7, 5]]), torch.tensor([[0, 1], [0, 1]])
     assert torch.equal(weights(0.0, counts, labels), torch.ones(2, 2, dtype=DOUBLE))
-    nearly = weights(1 - 1e-9, counts, labels)
-    torch.testing.assert_close(nearly * counts, torch.ones(2, 2, dtype=DOUBLE))
-    each = weights(torch.tensor([0.5, 0.9], dtype=DOUBLE), counts, labels)
+    for beta in (1 - 1e-9, 1.0):
+        found = weights(beta, counts, labels)
+        torch.testing.assert_close(found * counts, torch.ones(2, 2, dtype=DOUBLE))
+    each = weights(torch.tensor([1.0, 0.9], dtype=DOUBLE), counts, labels)
+    torch.testing.assert_close(each[0], 1 / counts[0].double())
     torch.testing.assert_close(each[1], weights(0.9, counts, labels)[1])
 
 
@@ -134,7 +136,7 @@ def test_a_loss_of_ones_own_has_options():
         ({"loss": {"name": "focal", "gamma": -1}}, "gamma is -1.0: choose 0 or more"),
         ({"loss": {"name": "focal", "alpha": 1}}, "no option 'alpha': choose one of gamma"),
         ({"loss": "focale"}, "did you mean 'focal'"),
-        ({"local": {"class_balance": 1.0}}, "local.class_balance is 1.0: choose 0 to below 1"),
+        ({"local": {"class_balance": 1.1}}, "local.class_balance is 1.1: choose 0 to 1"),
     ],
 )
 def test_a_mistake_is_one_line_with_the_remedy(changes, message):

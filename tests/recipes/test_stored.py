@@ -72,7 +72,9 @@ def test_packed_runs_have_all_that_a_page_needs_in_the_digits_that_are_kept(done
     for cell, runs in restore(NAME, "smoke", file)[1].runs.items():
         for run, before in zip(runs, done.results.runs[cell], strict=True):
             assert (run.summary, run.partition) == (before.summary, before.partition)
-            assert (run.experiment, run.evaluation) == (before.experiment, before.evaluation)
+            assert run.experiment == before.experiment
+            own = {k: v for k, v in before.evaluation.items() if k != "calibration"}
+            assert run.evaluation == own  # that is of a model, which is not stored
             assert run.manifest == before.manifest | {
                 "revision": before.manifest["revision"] or "5fd728f"
             }

@@ -168,7 +168,7 @@ class LocalTraining:
     `torch.nn.utils.clip_grad_norm_` does (the algorithm `clip` shortens whole updates)"""
     clip_value: Annotated[ScheduledOrNone, Bounds(above=0)] = default(None)
     """let no number of a gradient go beyond ± this; with both, it comes before `local.clip`"""
-    class_balance: Annotated[float, Bounds(least=0, below=1)] = 0.0
+    class_balance: Chance = 0.0
     """let examples of rare classes count more, by the effective numbers of the class-balanced loss:
     its β, customarily 0.9 to 0.9999; 0: all count alike"""
     reset: bool = True

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from fedlens.algorithm.pieces.losses import Loss, cross_entropy
@@ -41,7 +42,7 @@ class ByEffectiveNumber(ExampleWeight):
     That is one over the effective number of the class-balanced loss (Cui et al., CVPR 2019,
     arXiv:1901.05555, equation 2). Their n counts all training examples; here, those of the client.
     They scale weights to a mean of 1 over classes; here the loss of a batch is divided by the sum
-    of its weights. With beta = 0 all examples count the same, and as beta nears 1 all classes do.
+    of its weights. With beta = 0 all examples count the same, with beta = 1 all classes: 1 / n.
     """
 
     beta: Number
@@ -49,8 +50,8 @@ class ByEffectiveNumber(ExampleWeight):
 
     def __call__(self, batch: Batch, local: Local) -> Tensor:  # [C, B]
         held = local.facts.label_counts.clamp(min=1).double()  # [C, L]
-        beta = per_row(self.beta, held)
-        weight = (1 - beta) / (1 - beta**held)
+        beta = torch.zeros_like(held) + per_row(self.beta, held)
+        weight = torch.where(beta < 1, (1 - beta) / (1 - beta**held), 1 / held)
         return weight.gather(1, batch.labels).to(batch.mask)
 
 
