@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import fedlens as fl
 from fedlens.deploy.classifier import Classifier, Preprocessing
 from fedlens.deploy.export import export, real_images
-from fedlens.deploy.testing import training_files
+from fedlens.deploy.testing import files_of
 from fedlens.runs.records import read
 from fedlens.setup import build
 from fedlens.storage.run_files import (
@@ -361,13 +361,13 @@ def test_the_card_says_whether_test_images_are_copies_of_training_images(trained
         return (here / "m.safetensors.md").read_text()
 
     assert " test images. None of these files was trained on." in card()
-    seen = [file for file in training_files(run) if "north" in file.parts]
-    unseen = sorted({*(images / "west").rglob("*.jpg")} - {*training_files(run)})
+    seen = [file for file in files_of(run).train if "north" in file.parts]
+    unseen = sorted({*(images / "west").rglob("*.jpg")} - {*files_of(run).train})
     shutil.copy(seen[0], unseen[0])
     assert "set apart from the training images, but 1 of them is a copy of a training im" in card()
     shutil.copy(seen[1], unseen[1])
     assert "set apart from the training images, but 2 of them are copies of training i" in card()
-    for file in sorted({*images.rglob("*.jpg")} - {*training_files(run)}):
+    for file in sorted({*images.rglob("*.jpg")} - {*files_of(run).train}):
         shutil.copy(seen[0], file)
     assert "set apart from the training images, but all of them are copies of training" in card()
     images.rename(here / "moved")  # nobody can tell any more

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
 from fedlens.cli.arguments import (
     Json,
     Quiet,
+    paragraph,
     print_json,
     print_table,
     refuse_existing,
@@ -144,25 +145,32 @@ def evaluate_command(
     data: Annotated[
         Path, Option(help="A folder of class folders, of sites or not; or a csv file.")
     ],
+    unlabelled: Annotated[
+        bool, Option("--unlabelled", help="The classes are unknown: only compare the images.")
+    ] = False,
+    out: Annotated[Path | None, Option(help="A new folder for a page with a figure.")] = None,
     best: Best = False,
     client: Client = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Test the model of a run on other images with known classes."""
+    """Test the model of a run on other images, and compare these with the run's own."""
     check_run(run, [EXPERIMENT])  # before PyTorch is imported
     from fedlens.deploy.classifier import load
-    from fedlens.deploy.testing import tested_on, training_files
-    from fedlens.report.holdings import measured
+    from fedlens.deploy.drift import DRIFT, drift_blocks, drift_rows, in_words
+    from fedlens.deploy.testing import Files, files_of, tested_on
+    from fedlens.report.page import render_page
 
+    if out is not None:
+        refuse_existing(out, overwrite=False)
     classifier = load(run, best=best, client=client)
-    trained_on, unknown = [], ""
+    known, unknown = Files(), ""
     try:
-        trained_on = training_files(run)
+        known = files_of(run)
     except ValueError as error:
         unknown = str(error)
     with shown(not quiet, counted, "images") as watch:
-        found = tested_on(classifier, data, trained_on, watch)
+        found = tested_on(classifier, data, known, watch, not unlabelled)
     if unknown:
         warn(f"it is not known which of these the run trained on: {unknown}")
     if "trained_on" in found:
@@ -171,9 +179,31 @@ def evaluate_command(
             f"the run trained on {count:,} of these {found['images']:,} images: its "
             "accuracy on them says little about others"
         )
+    drifted = found.get("drift")
+    if drifted is None and (unlabelled or out is not None):
+        raise ValueError(
+            "these images cannot be compared with the run's own: that needs the files that it was "
+            "tested on, and images that it did not train on"
+        )
+    if out is not None:
+        title = f"{run.resolve().name} on {data.resolve().name}"
+        page = render_page(title, in_words(drifted), drift_blocks(drifted), out)
     if as_json:
         print_json(found)
         return
+    if not unlabelled:
+        _print_accuracy(found)
+    if drifted is not None:
+        print_table(DRIFT, drift_rows(drifted))
+        print(paragraph(in_words(drifted)))
+    if out is not None:
+        print(f"page: {page}")
+
+
+def _print_accuracy(found: dict[str, Any]) -> None:
+    """The accuracy on all images, on those that were trained on and others, by class, by client."""
+    from fedlens.report.holdings import measured
+
     rows = [("", "all", found)]
     rows += [("", key.replace("_", " "), found[key]) for key in SEEN if key in found]
     for key in ("by_class", "by_client"):

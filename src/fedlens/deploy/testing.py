@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,56 +13,106 @@ from torch import Tensor
 from fedlens.config.options import Named, did_you_mean
 from fedlens.data.csv_files import listed_in
 from fedlens.data.folders import class_layout, laid_out
-from fedlens.data.pictures import TEST_SHARE, Found, Undecodable, refuse
-from fedlens.deploy.classifier import Classifier
-from fedlens.evaluation.intervals import wilson
+from fedlens.data.pictures import PARTS, TEST_SHARE, Found, Undecodable, refuse
+from fedlens.deploy.classifier import Classifier, image_files
+from fedlens.deploy.drift import MOST, Seen, drift, features_of
+from fedlens.evaluation.intervals import FEWEST, wilson
 from fedlens.evaluation.metrics import Tally, metrics
 from fedlens.runs.manifest import demand_there
 from fedlens.storage.reading import digest_of, expanded
 from fedlens.storage.run_files import read_experiment
 
 
+class Files(NamedTuple):
+    """The image files of a run: what it trained on, and what it was tested on."""
+
+    train: Sequence[Path] = ()
+    test: Sequence[Path] = ()
+
+
 def tested_on(
     classifier: Classifier,
     place: Path,
-    trained_on: Sequence[Path] = (),
+    known: Files,
     watch: Callable[[int, int], None] | None = None,
+    labelled: bool = True,
 ) -> dict[str, Any]:
     """The measures of the model on the data at `place`, ready for JSON.
 
     If the data say which images are for tests, only these are used; else all of them. Images with
-    the content of a file in `trained_on` are also counted separately. `watch` is a callback with
-    the number of images that are done, and their total.
+    the content of a file that the run trained on are also counted separately, and the others are
+    compared with the run's own, which is all that is said of images that are not `labelled`.
+    `watch` is a callback with the number of images that are done, and their total.
     """
-    found = _found(place, classifier.classes)
+    found = _found(place, classifier.classes) if labelled else _unlabelled(place)
     found = found.of("test") if "test" in found.parts else found
     number = {name: label for label, name in enumerate(classifier.classes)}
-    for name in found.classes:
+    for name in found.classes if labelled else ():
         if name not in number:
             hint = did_you_mean(name, classifier.classes)
             raise ValueError(
                 f"{place} has the class {name!r}, which the model does not have: {hint}"
             )
-    labels = torch.tensor([number[found.classes[label]] for label in found.labels])
-    paths = found.files
     broken: list[Undecodable] = []
-    images = classifier.preprocessing.read_all(paths, broken, watch)
-    batches = [logits for *_, logits in classifier.logits(images)]
+    seen, logits = _seen(classifier, found.files, broken, watch)
     refuse(broken)  # it names all of them
-    logits = torch.cat(batches)
-    tally = Tally.of(logits, labels, len(number))
-    correct = logits.argmax(1) == labels
-    about: dict[str, Any] = {"data": str(place), **_share(correct), **metrics(tally)}
-    seen = torch.tensor(_in_both(paths, trained_on))
-    if seen.any():
-        about |= {"trained_on": _share(correct[seen]), "new": _share(correct[~seen])}
-    about["by_class"] = {name: _share(correct[labels == k]) for name, k in number.items()}
-    if found.clients is not None:
-        whose = found.columns[found.clients]
-        about["by_client"] = {
-            str(name): _share(correct[torch.from_numpy(whose == name)]) for name in np.unique(whose)
-        }
+    whose = np.array([]) if found.clients is None else found.columns[found.clients]
+    sites = {str(name): torch.from_numpy(whose == name) for name in np.unique(whose)}
+    about: dict[str, Any] = {"data": str(place), "images": len(logits)}
+    trained_on = torch.tensor(_in_both(found.files, known.train))
+    if labelled:
+        labels = torch.tensor([number[found.classes[label]] for label in found.labels])
+        correct = logits.argmax(1) == labels
+        about |= {**_share(correct), **metrics(Tally.of(logits, labels, len(number)))}
+        if trained_on.any():
+            about |= {
+                "trained_on": _share(correct[trained_on]),
+                "new": _share(correct[~trained_on]),
+            }
+        about["by_class"] = {name: _share(correct[labels == k]) for name, k in number.items()}
+        if sites:
+            about["by_client"] = {name: _share(correct[own]) for name, own in sites.items()}
+    if len(known.test) >= FEWEST and not trained_on.all():
+        new = Seen(*(each[~trained_on] for each in seen))
+        own = {name: some[~trained_on] for name, some in sites.items()}
+        of_run = [_some(files) for files in known]
+        parts = [_seen(classifier, files, [], watch)[0] for files in of_run]
+        about["drift"] = drift(new, parts[0].features, parts[1], own)
     return about
+
+
+def _seen(
+    classifier: Classifier,
+    files: Sequence[Path],
+    broken: list[Undecodable],
+    watch: Callable[[int, int], None] | None,
+) -> tuple[Seen, Tensor]:
+    """What the model makes of image files, and its logits; those that are `broken` are added."""
+    with features_of(classifier.module) as features:
+        images = classifier.preprocessing.read_all(files, broken, watch)
+        batches = [logits for *_, logits in classifier.logits(images)]
+    if not batches:
+        refuse(broken)
+    logits = torch.cat(batches)
+    return Seen(torch.cat(features), logits.softmax(1).amax(1)), logits
+
+
+def _some(files: Sequence[Path]) -> Sequence[Path]:
+    """Some of the files that are there, from all over them."""
+    there = [file for file in files if file.is_file()]
+    return there[:: -(-len(there) // MOST) or 1]
+
+
+def _unlabelled(place: Path) -> Found:
+    """The images below a folder, whatever its folders are called; the outermost are sites."""
+    files = image_files([place])
+    names = [file.relative_to(place) for file in files] if place.is_dir() else []
+    if not names:
+        raise ValueError(f"{place} is not a folder of images: name one that exists")
+    sites = np.array([name.parts[0] if len(name.parts) > 1 else "" for name in names])
+    nothing, parts = [0] * len(names), [PARTS[0]] * len(names)
+    whose = {"site": sites}
+    return Found(place.name, place, [*map(str, names)], nothing, ["?"], parts, whose, "site")
 
 
 def copies_in_test(run: Path, num_tested: int) -> int | None:
@@ -71,16 +121,16 @@ def copies_in_test(run: Path, num_tested: int) -> int | None:
     None if that is unknown: the run had no image files, or there are not `num_tested` any more.
     """
     try:
-        found = _divided(run)
-        train, test = found.of("train").files, found.of("test").files
+        train, test = files_of(run)
         return sum(_in_both(test, train)) if len(test) == num_tested else None
     except (ValueError, OSError):
         return None
 
 
-def training_files(run: Path) -> list[Path]:
-    """The image files that a run trained on. If they are unknown, a ValueError says why."""
-    return _divided(run).of("train").files
+def files_of(run: Path) -> Files:
+    """The image files of a run. If they are unknown, a ValueError says why."""
+    found = _divided(run)
+    return Files(found.of("train").files, found.of("test").files)
 
 
 def _divided(run: Path) -> Found:
