@@ -74,7 +74,7 @@ def compared(fedlens: Any, *words: object) -> dict[str, Any]:
     return found
 
 
-def test_images_like_those_of_training_are_no_drift_and_noise_is(  # type: ignore[no-untyped-def]
+def test_images_like_those_of_training_are_no_drift_and_noise_is(
     trained, here: Path, fedlens
 ) -> None:
     alike, noise = here / "alike", here / "noise"
@@ -108,7 +108,7 @@ def test_images_like_those_of_training_are_no_drift_and_noise_is(  # type: ignor
     assert "exists" in fedlens("evaluate", trained.run, "--data", noise, "--out", "page").err
 
 
-def test_images_that_were_trained_on_are_not_compared(trained, here: Path, fedlens) -> None:  # type: ignore[no-untyped-def]
+def test_images_that_were_trained_on_are_not_compared(trained, here: Path, fedlens) -> None:
     some = here / "some"
     for number, file in enumerate(files_of(trained.run).train[:10]):
         target = some / file.parent.name / f"{number}.jpg"

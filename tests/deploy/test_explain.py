@@ -3,6 +3,7 @@
 import csv
 import io
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -25,7 +26,9 @@ def pooled(images: int = 5) -> tuple[nn.Sequential, Tensor]:
 def test_behind_a_global_mean_and_a_linear_layer_it_is_the_class_activation_map() -> None:
     module, images = pooled()
     labels = torch.tensor([0, 1, 2, 2, 0])
-    maps, weight = module[:4](images), module[6].weight[labels]  # [N, 6, H, W], [N, 6]
+    (*_, linear), maps = module, module[:4](images)  # [N, 6, H, W]
+    assert isinstance(linear, nn.Linear)
+    weight = linear.weight[labels]  # [N, 6]
     cam = (weight[:, :, None, None] * maps).sum(1).relu()
     expected = cam / cam.amax((1, 2), keepdim=True)
     assert torch.allclose(heat_maps(module, images, labels), expected.detach(), atol=1e-12)
@@ -73,7 +76,7 @@ def test_frozen_layers_are_explained_too() -> None:
 
 def test_the_maps_of_a_residual_network_are_those_before_its_mean() -> None:
     torch.manual_seed(0)
-    module = resnet18((3, 64, 64), 4).eval()
+    module: Any = resnet18((3, 64, 64), 4).eval()
     images, kept = torch.randn(2, 3, 64, 64), []
     module.layer4.register_forward_hook(lambda *given: kept.append(given[-1]))
     heat = heat_maps(module, images, torch.tensor([1, 3]))
@@ -93,10 +96,11 @@ def test_a_model_without_convolutions_is_refused_by_name() -> None:
 
 def test_where_the_class_is_the_heat_is() -> None:
     """A model that finds bright squares: the heat is on the square."""
-    module = nn.Sequential(nn.Conv2d(1, 1, 3, padding=1), nn.ReLU(), nn.AvgPool2d(16), nn.Flatten())
+    finder = nn.Conv2d(1, 1, 3, padding=1)
+    module = nn.Sequential(finder, nn.ReLU(), nn.AvgPool2d(16), nn.Flatten())
     with torch.no_grad():
-        module[0].weight.fill_(1.0)
-        module[0].bias.fill_(-4.0)
+        finder.weight.fill_(1.0)
+        nn.init.constant_(cast(Tensor, finder.bias), -4.0)
     image = torch.zeros(1, 1, 16, 16)
     image[0, 0, 3:6, 10:13] = 1.0
     (heat,) = heat_maps(module, image, torch.tensor([0]))
@@ -109,13 +113,14 @@ def test_where_the_class_is_the_heat_is() -> None:
     assert shown[200, 40].tolist() == [0, 0, 0]
 
 
-def test_predict_writes_a_picture_for_each_image(trained, here, fedlens) -> None:  # type: ignore[no-untyped-def]
+def test_predict_writes_a_picture_for_each_image(trained, here, fedlens) -> None:
     ended = fedlens("predict", trained.run, trained.images / "west", "--explain", "seen", "-q")
     rows = list(csv.DictReader(io.StringIO(ended.out)))
     assert ended.status == 0 and list(rows[0])[:3] == ["path", "heat_map", "class_1"]
     assert sorted(row["heat_map"] for row in rows) == sorted(map(str, Path("seen").iterdir()))
     for row in rows[:2]:
         assert Path(row["heat_map"]).stem.endswith(Path(row["path"]).stem)
-        assert Image.open(row["heat_map"]).size == (264, 264)
+        content = Path(row["heat_map"]).read_bytes()
+        assert Image.open(io.BytesIO(content)).size == (264, 264)
     ended = fedlens("predict", trained.run, trained.images / "west", "--explain", "seen")
     assert (ended.status, ended.out) == (2, "") and "name a new folder" in ended.err

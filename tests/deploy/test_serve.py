@@ -129,7 +129,9 @@ def test_others_than_this_machine_need_the_token(trained: Trained) -> None:
 
 def test_a_model_without_a_convolution_answers_without_a_heat_map(trained: Trained) -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 24 * 24, 3))
-    plain = Classifier(module, Preprocessing((3, 24, 24), (0.5,) * 3, (0.2,) * 3), CLASSES).eval()
+    plain = Classifier(
+        module, Preprocessing((3, 24, 24), (0.5,) * 3, (0.2,) * 3), [*CLASSES]
+    ).eval()
     with serving_model(plain, "plain", "127.0.0.1", 0, top=1) as address:
         status, found = asked(address, next(trained.images.rglob("*.jpg")).read_bytes())
     assert status == 200 and found.keys() == {"classes"} and len(found["classes"]) == 1

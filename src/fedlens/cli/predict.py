@@ -179,8 +179,8 @@ def evaluate_command(
             f"the run trained on {count:,} of these {found['images']:,} images: its "
             "accuracy on them says little about others"
         )
-    drifted = found.get("drift")
-    if drifted is None and (unlabelled or out is not None):
+    drifted = found.get("drift", {})
+    if not drifted and (unlabelled or out is not None):
         raise ValueError(
             "these images cannot be compared with the run's own: that needs the files that it was "
             "tested on, and images that it did not train on"
@@ -193,7 +193,7 @@ def evaluate_command(
         return
     if not unlabelled:
         _print_accuracy(found)
-    if drifted is not None:
+    if drifted:
         print_table(DRIFT, drift_rows(drifted))
         print(paragraph(in_words(drifted)))
     if out is not None:

@@ -58,7 +58,7 @@ def heat_maps(module: nn.Module, images: Tensor, labels: Tensor) -> Tensor:  # [
     H and W are those of the feature maps. All is 0 if nothing speaks for the class.
     """
     found = []
-    for some, own in zip(images.split(AT_ONCE), labels.split(AT_ONCE), strict=True):
+    for some, own in zip(torch.split(images, AT_ONCE), torch.split(labels, AT_ONCE), strict=True):
         with torch.enable_grad(), _LastMaps() as last:
             logits: Tensor = module(some.detach().requires_grad_())
             score = logits.gather(1, own[:, None]).sum()
