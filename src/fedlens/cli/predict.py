@@ -129,7 +129,7 @@ def serve_model_command(
     best: Best = False,
     client: Client = None,
 ) -> None:
-    """Serve a page for asking the model of a run about photos; Ctrl-C ends it."""
+    """Serve a page for asking a model about photos; Ctrl-C ends it."""
     check_run(run, [EXPERIMENT])  # before PyTorch is imported
     from fedlens.deploy.classifier import load
     from fedlens.deploy.serve import serving_model
@@ -154,7 +154,7 @@ def evaluate_command(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Test the model of a run on other images, and compare these with the run's own."""
+    """Test the model of a run on other images, and compare these."""
     check_run(run, [EXPERIMENT])  # before PyTorch is imported
     from fedlens.deploy.classifier import load
     from fedlens.deploy.drift import DRIFT, drift_blocks, drift_rows, in_words

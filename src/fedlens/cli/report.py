@@ -37,7 +37,7 @@ def report_command(
 
 
 def open_command(run: Annotated[Path, Argument(help="A run, or a folder with a page.")]) -> None:
-    """Open the page of a run, a sweep or a comparison in the browser."""
+    """Open the page of a run, a sweep or a comparison."""
     import webbrowser
 
     page, records = run / "report.html", run / "rounds.jsonl"
