@@ -64,7 +64,7 @@ def test_sums_of_five_processes_have_the_bytes_of_the_simulation_whoever_is_lost
         ended.join()
         (record,) = read_records(tmp_path / "last")
         assert sorted(record["clients"]) == [0, 2, 3, 4]
-        assert [*record["failed"].values()] == [[1]]
+        assert [1] in record["failed"].values()  # others may be late, and are asked again
     wait_until(lambda: not processes_of(tmp_path))
 
 
