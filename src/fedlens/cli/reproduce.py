@@ -13,7 +13,8 @@ from fedlens.cli import arguments, completion
 from fedlens.cli.arguments import notify, once_written, paragraph, print_json, say, warn
 from fedlens.cli.stopping import going_on_by
 from fedlens.recipes import ScaleName, check_known
-from fedlens.runs.progress import counted, in_rounds, percent, shown, span
+from fedlens.runs.progress import counted, in_rounds, percent, shown
+from fedlens.runs.spans import span
 
 STORE = Path("results", "papers")  # in a checkout: what findings are drawn from
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedlens.runs.records import Record, is_number
+from fedlens.runs.spans import until
 
 Points = Sequence[tuple[float, float]]  # round, value
 MEASURES = ("test_accuracy", "validation_accuracy", "train_loss")  # the first there is, is drawn
@@ -58,8 +59,6 @@ class Cell:
         self, done: int, of: int | None, count: str, over: float | None, *measures: str
     ) -> None:
         """Show a line, and the curves so far, unless that was done a moment ago."""
-        from fedlens.runs.progress import until
-
         self.line = "  ".join(part for part in (count, *measures, until(over)) if part)
         if time.monotonic() >= self.due:
             self.show()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedlens.data.places import Counted
 from fedlens.runs.cell import Cell
 from fedlens.runs.records import Record
+from fedlens.runs.spans import until
 from fedlens.storage.reading import printable
 
 if TYPE_CHECKING:
@@ -322,12 +323,6 @@ class _Remaining:
             self.over = None
 
 
-def until(over: float | None) -> str:
-    """How long it is until then, in words."""
-    now = time.monotonic()
-    return f"about {span(over - now)} left" if over is not None and over > now else ""
-
-
 @contextmanager
 def _bar(title: str, transient: bool = False) -> Iterator[Callable[..., None]]:
     """A bar in one line; a narrow terminal shows only the more important parts.
@@ -432,10 +427,3 @@ def _loss(record: Record, called: str = "loss") -> str:
 def _accuracies(record: Record) -> dict[str, float]:
     parts = ("test", "validation")
     return {part: record[f"{part}_accuracy"] for part in parts if f"{part}_accuracy" in record}
-
-
-def span(seconds: float) -> str:
-    """A duration in s, min or h."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
