@@ -30,6 +30,8 @@ def run(folder: Path) -> dict[str, Cells]:
         from nbclient import NotebookClient
 
         read = {name: nbformat.read(path, as_version=4) for name, path in NOTEBOOKS.items()}
+        for cell in read["first_run"].cells:  # shorter: what is stored shows that it learns
+            cell.source = cell.source.replace("rounds=30", "rounds=3").replace("=10)", "=2)")
         whole = nbformat.v4.new_notebook()
         for one in read.values():
             whole.cells += [nbformat.v4.new_code_cell("%reset -f"), *one.cells]
@@ -63,8 +65,8 @@ def test_the_notebooks_run_and_show_what_they_say(tmp_path):
 
     html = shown(notebooks["first_run"], "text/html")
     curve = "data:image/svg"
-    assert any(curve in text and "round 30/30" in text for text in html)  # while it trained
-    assert any(curve in text and "finished, 30 rounds" in text for text in html)  # a result
+    assert any(curve in text and "round 3/3" in text for text in html)  # while it trained
+    assert any(curve in text and "finished, 3 rounds" in text for text in html)  # a result
     assert any("<table" in text and "train_loss" in text for text in html)  # of pandas
     assert len(shown(notebooks["first_run"], "image/png")) == 2  # of `plot`
 
