@@ -32,10 +32,10 @@ def test_large_photos_get_a_pretrained_head_and_each_choice_its_reason(here, fed
     told, text = imported(fedlens, here, 100)
     tables = tomllib.loads(text)
     assert (tables["model"], tables["weights"]) == ("efficientnet-lite0", "imagenet")
-    assert (tables["norm"], tables["train_last"]) == ("frozen", 1)
+    assert (tables["norm"], tables["train"]) == ("frozen", "head")
     assert tables["evaluate"]["metrics"] == ["auroc"]
     assert tables["local"]["class_balance"] == 0.99
-    for key in ("weights", "normalise", "norm", "train_last", "class_balance", "metrics"):
+    for key in ("weights", "normalise", "norm", "train", "class_balance", "metrics"):
         assert re.search(rf"^{key} = .*  # .", text, re.MULTILINE), key
     expected = re.search(r"expect: (\d+) images .* between (\S+) and (\S+)", told)
     assert expected is not None and 2 <= int(expected[1]) <= 6

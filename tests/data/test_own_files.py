@@ -15,6 +15,8 @@ from fedlens.core.federation import Pool
 from fedlens.data import DATASETS, Source, published
 from fedlens.data.arrays import held_out, mean_and_std
 from fedlens.data.partitions import PARTITIONS
+from fedlens.data.pictures import pixels_of
+from fedlens.data.pictures import read as read_pixels
 from tests.data.published_files import pixels
 
 
@@ -98,12 +100,46 @@ def test_an_image_that_cannot_be_decoded_is_named(animals):
         load("folder", animals, path="animals")
 
 
-def test_an_image_of_16_bits_is_not_flattened_to_white(tmp_path):
-    for name in "ab":
-        (tmp_path / "class").mkdir(exist_ok=True)
-        Image.fromarray(np.full((4, 4), 40000, np.uint16)).save(tmp_path / "class" / f"{name}.png")
-    with pytest.raises(ValueError, match="more than 8 bits"):
-        load("folder", tmp_path, path=".")
+@pytest.mark.parametrize(
+    ("ending", "kind"), [("png", np.uint16), ("tif", np.uint16), ("tif", np.int32), ("tif", "f4")]
+)
+def test_gray_of_more_than_8_bits_goes_from_its_darkest_to_its_brightest_pixel(
+    tmp_path, ending, kind
+):
+    """12 of 16 bits, as scanners save them: 100, 1100, 2100 and 4100."""
+    values = np.array([[100, 1100], [2100, 4100]]).astype(kind)
+    Image.fromarray(values).save(tmp_path / f"scan.{ending}")
+    expected = [0, round(255 / 4), round(255 / 2), 255]
+    assert read_pixels(tmp_path / f"scan.{ending}", 1).flatten().tolist() == expected
+    colours = read_pixels(tmp_path / f"scan.{ending}", 3)
+    assert colours.shape == (2, 2, 3) and colours[..., 2].flatten().tolist() == expected
+
+
+def test_deep_gray_without_contrast_is_black_and_without_numbers_refused(tmp_path):
+    Image.fromarray(np.full((4, 4), 40000, np.uint16)).save(tmp_path / "flat.png")
+    assert not read_pixels(tmp_path / "flat.png", 1).any()
+    Image.fromarray(np.full((4, 4), np.nan, np.float32)).save(tmp_path / "none.tif")
+    with pytest.raises(ValueError, match="finite"):
+        read_pixels(tmp_path / "none.tif", 1)
+
+
+def test_cmyk_and_alpha_have_the_colours_that_viewers_show(tmp_path):
+    Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(tmp_path / "print.jpg", quality=100)
+    assert np.abs(read_pixels(tmp_path / "print.jpg", 3).astype(int) - [255, 0, 0]).max() <= 4
+    Image.new("RGBA", (2, 2), (10, 20, 30, 128)).save(tmp_path / "clear.png")
+    assert read_pixels(tmp_path / "clear.png", 3)[0, 0].tolist() == [10, 20, 30]
+
+
+def test_a_large_jpeg_is_decoded_small_and_looks_the_same(tmp_path):
+    rng = np.random.default_rng(0)
+    coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8))
+    photo = coarse.resize((1600, 1200), Image.Resampling.BICUBIC)
+    photo.save(tmp_path / "photo.jpg", quality=92)
+    with Image.open(tmp_path / "photo.jpg") as file:
+        small = pixels_of(file, 3, 64)
+        assert file.size == (200, 150)  # an eighth, more than twice what is asked for
+    exact = np.asarray(photo.resize((64, 64), Image.Resampling.BILINEAR)).astype(int)
+    assert np.abs(small - exact).mean() < 2 and np.abs(small - exact).max() < 20
 
 
 def misname_a_class_of_test(at: Path) -> None:
@@ -161,6 +197,17 @@ def test_one_image_listed_twice_falls_on_one_side():
     chosen = held_out(names, [0] * 30, 0.3)
     assert len({name for name, test in zip(names, chosen, strict=True) if test}) == 3
     assert chosen[:10] == chosen[10:20] == chosen[20:]
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2)), min_size=8, max_size=60))
+def test_a_patient_is_on_one_side_whatever_classes_they_have(found):
+    names = [f"patient {who}" for who, _ in found]
+    try:
+        chosen = held_out(names, [label for _, label in found], 0.3)
+    except ValueError:
+        return
+    sides = {(name, test) for name, test in zip(names, chosen, strict=True)}
+    assert len(sides) == len(set(names)) and any(chosen) and not all(chosen)
 
 
 HEADER = "path,label,client,lat,lon,split,camera\n"

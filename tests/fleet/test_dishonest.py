@@ -158,7 +158,20 @@ def test_an_option_that_is_left_out_is_not_used_in_silence(tmp_path):
 
 
 CANDIDATES = (
-    *(1, 2, 7, 0.25, 0.5, True, False, None, EVIL, {"name": EVIL, "x": 1}, [{"name": EVIL}]),
+    *(
+        1,
+        2,
+        7,
+        0.25,
+        0.5,
+        True,
+        False,
+        None,
+        EVIL,
+        {"name": EVIL, "x": 1},
+        [{"name": EVIL}],
+        {"rank": 3},
+    ),
     *(
         "glorot",
         "processes",

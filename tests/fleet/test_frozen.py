@@ -28,7 +28,7 @@ def pretrained(tmp_path):
     path.write_text(path.read_text().replace('"linear"', MODEL))
     fl.run(fl.Experiment.read(path), tmp_path / "before")
     path = write_experiment(tmp_path, rounds=3)
-    more = f'weights = "{tmp_path / "before"}"\ntrain_last = 1\nseed = 5\n'
+    more = f'weights = "{tmp_path / "before"}"\ntrain = 1\nseed = 5\n'
     path.write_text(more + path.read_text().replace('"linear"', MODEL))
     sites = make_sites(path, tmp_path / "sites")
     for site in sites:

@@ -80,7 +80,7 @@ def read_override(place: Path, data: Data) -> tuple[Path, Read]:
 
 
 KEYS = {
-    **dict.fromkeys(("rounds", "seed", "outputs", "train_last")),
+    **dict.fromkeys(("rounds", "seed", "outputs", "train")),
     "augment": ("crop", "resized", "aspect"),
     "clients": ("count", "per_round", "seed", "holdout"),
     "local": ("epochs", "batch_size", "lr", "momentum", "weight_decay"),

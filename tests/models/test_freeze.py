@@ -66,12 +66,14 @@ def test_the_last_layers_are_counted_by_their_weights():
     module = net()
     train_last(module, 1)
     assert trained_names(module) == ["8.weight", "8.bias"]
+    module = net()
     train_last(module, 2)
     expected = ["3.weight", "3.bias", "4.weight", "4.bias", "8.weight", "8.bias"]
     assert trained_names(module) == expected
+    module = net()
     train_last(module, 3)
     assert len(trained_names(module)) == len(list(module.parameters()))
-    with pytest.raises(ValueError, match="train_last is 4"):
+    with pytest.raises(ValueError, match="train is 4"):
         train_last(module, 4)
 
 
@@ -167,18 +169,18 @@ def described(**changes):
 
 
 def test_an_experiment_sends_and_counts_what_it_trains():
-    whole, last = build(described()).network, build(described(train_last=1)).network
+    whole, last = build(described()).network, build(described(train=1)).network
     assert whole.num_parameters == sum(p.numel() for p in net().parameters())
     assert last.num_parameters == 4 * 4 * 64 + 4 and not last.buffers
     setup = build(described(norm="frozen", precision="bf16"))
     assert not setup.network.buffers and not setup.network.layout.norm_names
     assert fl.run(setup.experiment).status == "finished"
-    result = fl.run(described(train_last=1))
+    result = fl.run(described(train=1))
     assert result.records[0]["bytes_up"] == 3 * 4 * last.num_parameters
 
 
 def test_local_norms_that_are_frozen_are_no_clients_memory():
-    result = fl.run(described(train_last=2, norm="local"))
+    result = fl.run(described(train=2, norm="local"))
     assert result.status == "finished"
 
 
@@ -186,7 +188,7 @@ def test_what_cannot_be_frozen_is_refused():
     still = net().requires_grad_(False)
     for changes, message in [
         ({"model": still}, "nothing to train: leave some parameters unfrozen"),
-        ({"train_last": 9}, "train_last is 9, but the model has 3 layers: choose 1 to 3"),
+        ({"train": 9}, "train is 9, but the model has 3 layers: choose 1 to 3"),
         ({"model": "linear", "norm": "frozen"}, 'norm is "frozen", but the model has no such'),
     ]:
         with pytest.raises(ValueError) as refused:

@@ -26,7 +26,7 @@ def experiment(**changes):
 
 
 def test_they_are_read_whole_and_see_images_from_minus_one_to_one():
-    setup = build(experiment(train_last=1, augment={"flip": True}))
+    setup = build(experiment(train=1, augment={"flip": True}))
     assert setup.weights is not None
     assert setup.weights.new_layers == ["classifier.1"]
     assert setup.weights.licence == "Apache-2.0"

@@ -273,7 +273,7 @@ def test_a_module_given_from_python_is_left_as_it_was(tmp_path):
     path = write(tmp_path / "start.pt", start)
     plain = {"dataset": pictures(), "model": module, "rounds": 1, "engine": "sequential"}
     clients = fl.Clients(count=2)
-    setup = build(fl.Experiment(**plain, clients=clients, weights=str(path), train_last=1))
+    setup = build(fl.Experiment(**plain, clients=clients, weights=str(path), train=1))
     assert bool((setup.network.frozen["0.weight"] == 1).all())
     assert torch.equal(body.weight, before) and body.weight.requires_grad
 
@@ -283,7 +283,7 @@ def test_a_module_given_from_python_is_left_as_it_was(tmp_path):
     [
         ({"weights_sha256": "0" * 64}, "weights is None: name the file that has this sum"),
         ({"weights": "a.pth", "weights_sha256": "12"}, "weights_sha256 is '12': give 64 digits"),
-        ({"train_last": 0}, "train_last is 0: choose 1 or more"),
+        ({"train": 0}, "train is 0: choose 1 or more"),
     ],
 )
 def test_keys_that_make_no_sense_are_refused(changes, message):

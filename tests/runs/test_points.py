@@ -123,7 +123,7 @@ def test_points_of_one_seed_share_their_network_and_end_as_they_would_alone(engi
             dataset="fashion-mnist-mini",
             model="lenet5",
             engine=engine,
-            train_last=2,
+            train=2,
             clients=fl.Clients(12, 2),
             rounds=1,
         ),

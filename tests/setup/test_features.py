@@ -21,7 +21,7 @@ def experiment(**changes):
         "dataset": pictures(),
         "model": "mobilenetv2",
         "norm": "frozen",
-        "train_last": 1,
+        "train": "head",
         "rounds": 2,
         "precision": "fp64",
         "engine": "sequential",
@@ -75,7 +75,7 @@ def test_a_damaged_cache_is_one_line(cache):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"train_last": None},  # nothing is frozen first
+        {"train": "all"},  # nothing is frozen first
         {"augment": {"flip": True}},  # each step sees other images
         {"model": "alexnet-32", "norm": "shared"},  # dropout among the frozen layers
     ],

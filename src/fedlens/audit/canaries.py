@@ -192,7 +192,9 @@ def _moved(setup: Setup, algorithm: Algorithm, watch: Watch | None) -> Tree:  # 
     own = replace(setup, program=program, parts={}, client_tests=None)
     state = begin(own.network, program, own.federation, own.device)
     (result,) = run_to_end([ActiveRun(own, Checkpoint(state), watch=watch)], keep_states=False)
-    return {n: (result.model[n].double() - t.double())[None].cpu() for n, t in state.params.items()}
+    return {
+        n: (result.tensors[n].double() - t.double())[None].cpu() for n, t in state.params.items()
+    }
 
 
 def _bound(scores: Array, member: Array, delta: float) -> tuple[float, int, int, int]:

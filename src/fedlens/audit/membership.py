@@ -116,7 +116,7 @@ def audit(setup: Setup, shadows: int, tell: Callable[[int, int], None] | None = 
     else:
         results = [result for run in runs for result in run_to_end([run], keep_states=False)]
     plain, right = [], []
-    for shadow, model in enumerate(result.model for result in results):
+    for shadow, model in enumerate(result.tensors for result in results):
         confidences, hits = _confidences(setup, model, everyone.index)
         plain.append(confidences)
         right.append(hits[~member[shadow]].mean())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -117,6 +118,8 @@ def data_check(
 
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
 ROUNDS = 30
+PATIENCE = 10
+PATIENT_PATTERN = "(.*[0-9].*)[-_ ]"  # as in p17_2.jpg
 NUM_CLIENTS = 10  # if there are no sites
 PRETRAINED = "efficientnet-lite0"
 SMALLEST = 96  # pixels; smaller photos gain less from a model that was trained on large ones
@@ -135,6 +138,10 @@ def import_command(
     ] = None,
     megapixels: Annotated[
         float | None, Option(help="Leave out images of more. [default: 100]")
+    ] = None,
+    patient: Annotated[
+        str | None,
+        Option(help="A regular expression: what it captures in a file's name is the patient."),
     ] = None,
     overwrite: Annotated[bool, Option(help="Replace files that are there.")] = False,
     quiet: arguments.Quiet = False,
@@ -165,11 +172,11 @@ def import_command(
     listed = described.with_suffix(".csv")
     refuse_existing(described, listed, overwrite=overwrite)
     with shown(not quiet, counted, "images") as watch:
-        found = survey(folder, layout, watch, megapixels or MEGAPIXELS)
+        found = survey(folder, layout, watch, megapixels or MEGAPIXELS, patient)
     experiment, reasons = _experiment(found, listed, megapixels)
     write_atomically(listed, _rows(found, listed.parent).encode())
     write_atomically(described, to_toml(experiment, reasons).encode())
-    _say_written(described, _told(found), listed)
+    _say_written(described, _told(found, experiment["dataset"].get("size")), listed)
 
 
 def _say_written(described: Path, lines: list[str], listed: Path | None = None) -> None:
@@ -186,14 +193,16 @@ def _say_written(described: Path, lines: list[str], listed: Path | None = None) 
 def _rows(found: Survey, base: Path) -> str:
     """The content of the csv file, without images that cannot be decoded."""
     has_split = any(one.split for one in found.seen)
+    has_patients = any(one.patient for one in found.seen)
     header = ["path", "label", *["client"] * bool(found.sites), *["split"] * has_split]
+    header += ["patient"] * has_patients
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
     for one in found.seen:
         path = Path(os.path.relpath(found.folder / one.path, base)).as_posix()
         cells = {"path": path, "label": one.label, "client": one.site, "split": one.split}
-        writer.writerow([cells[name] for name in header])
+        writer.writerow([(cells | {"patient": one.patient})[name] for name in header])
     return text.getvalue()
 
 
@@ -217,24 +226,36 @@ def _experiment(
         "rounds": ROUNDS,
         "clients": clients,
         "local": {"epochs": 2, "batch_size": 16, "lr": 0.05},
+        "evaluate": {"on": ["test", "validation"]},
+        "stop": {"patience": PATIENCE},
     }
     reasons = {"clients.partition": "each site is a client"} if found.sites else {}
-    if _gains_from_imagenet(found) and packaged(PRETRAINED):
+    reasons |= {
+        "evaluate.on": "validation is a tenth of the training images, and tells when to stop",
+        "stop.patience": "rounds without a better model: more would learn the images by heart",
+    }
+    if not (_gains_from_imagenet(found) and packaged(PRETRAINED)):
+        if found.channels == 3:
+            tables["augment"] = {"flip": True}
+            reasons["augment.flip"] = "leave it out if left and right tell classes apart"
+        if found.side is not None and found.side > SMALLEST:
+            dataset["size"] = SMALLEST  # without weights larger ones cost more than they teach
+    else:
         dataset["channels"] = 3  # as of ImageNet, also for gray images
-        rest = {name: tables.pop(name) for name in ("rounds", "clients", "local")}
+        rest = {name: tables.pop(name) for name in [*tables][2:]}
         tables |= {
             "model": PRETRAINED,
             "weights": "imagenet",
             "normalise": "imagenet",
             "norm": "frozen",
-            "train_last": 1,
+            "train": "head",
             **rest,
         }
         reasons |= {
             "weights": "trained on 1.3 million photos: few images are enough for the rest",
             "normalise": "as the images that it was trained on",
             "norm": "its statistics are better than those of few images",
-            "train_last": "the head alone: features of images are computed once",
+            "train": "the rest stays: its features of images are computed once",
         }
     counts = found.classes.values()
     if max(counts) >= UNBALANCED * min(counts):
@@ -242,7 +263,7 @@ def _experiment(
         rare = min(found.classes, key=found.classes.__getitem__)
         reasons["local.class_balance"] = f"{rare} is rare: its images count more"
     if len(found.classes) == 2:
-        tables["evaluate"] = {"metrics": ["auroc"]}
+        tables["evaluate"]["metrics"] = ["auroc"]
         reasons["evaluate.metrics"] = "two classes: how well they are ranked, at any threshold"
     return tables, reasons
 
@@ -259,7 +280,7 @@ def _num_clients(found: Survey) -> int:
 
 def _num_train(found: Survey) -> int:
     """The images that a run of the experiment trains on; refuses those that leave none to test."""
-    from fedlens.data.arrays import held_out
+    from fedlens.data.arrays import held_out, named_by_patient
     from fedlens.data.pictures import TEST_SHARE
 
     if found.parts["test"]:
@@ -268,11 +289,12 @@ def _num_train(found: Survey) -> int:
     labels = [classes.index(one.label) for one in found.seen]
     sites = [one.site or "" for one in found.seen]
     paths = [str(one.path) for one in found.seen]
+    paths = named_by_patient(paths, [one.patient for one in found.seen])
     return held_out(paths, labels, TEST_SHARE, sites, found.folder).count(False)
 
 
-def _told(found: Survey) -> list[str]:
-    """Lines on what was found and what was assumed."""
+def _told(found: Survey, size: int | None) -> list[str]:
+    """Lines on what was found and what was assumed; `size` is that of the experiment."""
     from fedlens.data.class_names import one_class_twice
     from fedlens.evaluation.intervals import wilson
     from fedlens.models.weights import packaged
@@ -299,6 +321,15 @@ def _told(found: Survey) -> list[str]:
     ):
         twins = [(a.path, b.path) for a, b in found.twins if (a.label == b.label) == is_same]
         lines += _first([f"{kind}: {a} and {b} are the same image: keep {keep}" for a, b in twins])
+    patients = {one.patient for one in found.seen if one.patient}
+    if patients:
+        lines.append(f"found {len(patients):,} patients: no test image is of one who is trained on")
+    elif found.look_alike is not None:
+        a, b = (path.name for path in found.look_alike)
+        lines.append(
+            f"patients: {a} and {b} look like photos of one, who may then be trained on and tested "
+            f"on: add --patient {shlex.quote(PATIENT_PATTERN)}, or what captures patients' names"
+        )
     if found.layout != "class":
         other = "class/site" if found.layout == "site/class" else "site/class"
         lines.append(
@@ -314,10 +345,10 @@ def _told(found: Survey) -> list[str]:
         lines.append(f"assumed: {found.laid.remark}")
     if found.deeper is not None:
         lines.append(f"assumed: folders within those say nothing, such as {found.deeper}")
-    if found.side is not None:
+    if size is not None:
         several = f"{len(sizes)} sizes, from {shapes[0]} to {shapes[-1]}"
         lines.append(
-            f"assumed: all are resized to {found.side}×{found.side}, for they are of "
+            f"assumed: all are resized to {size}×{size}, for they are of "
             f"{shapes[0] if len(sizes) == 1 else several}; else change size"
         )
     lines.append(f"assumed: {'gray' if found.channels == 1 else 'colour'}; else change channels")

@@ -49,6 +49,7 @@ from fedlens.config.sections import (
 )
 from fedlens.config.sections import Evaluate as Evaluate
 from fedlens.config.sections import LocalTraining as LocalTraining
+from fedlens.config.sections import LowRank as LowRank
 from fedlens.config.sections import Privacy as Privacy
 from fedlens.config.sections import Server as Server
 from fedlens.config.sections import Stop as Stop
@@ -131,8 +132,11 @@ class Experiment:
     [Weights](training.md#pretrained-weights)"""
     weights_sha256: str | None = None
     """the checksum that this file must have"""
-    train_last: Count | None = None
-    """train only this many layers, the last ones; without it, all"""
+    train: Literal["all", "head", "last-block"] | Count = "all"
+    """which layers are trained: `all`, the `head` alone (the last one), the `last-block` and the
+    head, or a number of layers, the last ones. The others stay as they are at the start"""
+    lora: OrTable[LowRank | None] = default(None)
+    """train these layers by low rank: see [Which layers](training.md#which-layers)"""
     clients: OrTable[Clients] = default(Clients())
     local: OrTable[LocalTraining] = default(LocalTraining())
     server: OrTable[Server] = default(Server())

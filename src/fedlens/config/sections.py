@@ -344,6 +344,15 @@ class Reporting:
 
 
 @dataclass(frozen=True)
+class LowRank:
+    """How layers learn by low rank (LoRA): see docs/experiments.md."""
+
+    rank: Count = 8
+    """of what is trained beside the weights of linear layers and convolutions of 1 × 1. The head is
+    trained whole, and all other layers stay as they are"""
+
+
+@dataclass(frozen=True)
 class Privacy:
     """Differential privacy in training: see docs/privacy.md."""
 

@@ -21,6 +21,7 @@ from fedlens.core.trees import bytes_of
 from fedlens.storage.reading import demand_text
 
 MOST_DESCRIBED = 10_000  # clients whose holdings a run lists one by one
+PATIENT = "patient"  # the column whose examples of one value are trained on, or tested on, together
 AT_ONCE = 1024  # clients whose holdings are read together, if those of all are needed
 
 
@@ -67,6 +68,16 @@ class Examples:
     def read(self, which: Tensor | slice) -> Tensor:
         """The images of some examples: a copy, except for a slice of a set without `rows`."""
         return self.images[which if self.rows is None else self.rows[which]]
+
+    @property
+    def patients(self) -> Tensor:  # [N]
+        """The number of each example's patient, or of the example itself where none is known."""
+        if PATIENT not in self.columns:
+            return torch.arange(len(self))
+        patients = self.columns[PATIENT].astype(str)
+        number = torch.from_numpy(np.unique(patients, return_inverse=True)[1])
+        unknown = torch.from_numpy(patients == "")
+        return torch.where(unknown, len(self) + torch.arange(len(self)), number)
 
     def contents(self) -> Iterator[bytes | memoryview]:
         """The bytes of all images and labels in chunks, after shape and dtype: for a digest."""

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedlens.core.federation import Examples
+from fedlens.core.federation import PATIENT, Examples
 
 Pixels = NDArray[np.uint8]
 Column = np.ndarray[Any, Any]
@@ -68,9 +68,10 @@ def held_out(
 ) -> list[bool]:
     """Which examples become test: a fixed `share` of each class, at least one and never all.
 
-    The hash of the name decides, so that the choice is the same on every machine, and an image that
-    is listed twice is on one side only. Each of the `sites` gives about the same share of a class.
-    A site gives its last training image only if no other site has an image of the class to spare.
+    The hash of the name decides, so that the choice is the same on every machine, and examples of
+    one name, such as that of a patient, are on one side only. Each of the `sites` gives about the
+    same share of a class. A site gives its last training image only if no other site has an image
+    of the class to spare.
     If no class has two images, this raises a ValueError, which says `where`.
     """
     if not 0 < share < 1:
@@ -87,24 +88,31 @@ def held_out(
         for rank, name in enumerate(sorted(members, key=_hash)):
             depth[label, name] = (rank + 0.5) / len(members)
     left = Counter(site_of.values())  # training images that each site still has
-    chosen = [False] * len(names)
+    tested: dict[str, bool] = {}  # names on either side, by an earlier class
     for label, found in classes.items():
         ranked = sorted(found, key=lambda name: (depth[label, name], _hash(name)))
         num_test = min(max(round(share * len(ranked)), 1), len(ranked) - 1)
+        num_test -= sum(tested.get(name, False) for name in ranked)
         spare: list[str] = []
         rest: list[str] = []
-        for name in ranked:
+        for name in (name for name in ranked if name not in tested):
             if len(spare) < num_test and left[site_of[name]] > 1:
                 left[site_of[name]] -= 1
                 spare.append(name)
             else:
                 rest.append(name)
-        for name in [*spare, *rest][:num_test]:
-            for i in found[name]:
-                chosen[i] = True
-    if not any(chosen):
+        for place, name in enumerate([*spare, *rest]):
+            tested[name] = place < num_test
+    if not any(tested.values()):
         raise ValueError(f"{where}: one image a class leaves none to test on: add images")
-    return chosen
+    return [tested[name] for name in names]
+
+
+def named_by_patient(names: Sequence[str], patients: Sequence[str] | Column | None) -> list[str]:
+    """The patient of each image, or its own name where no patient is known."""
+    if patients is None:
+        return list(names)
+    return [f"{PATIENT} {who}" if who else name for name, who in zip(names, patients, strict=True)]
 
 
 def _hash(name: str) -> bytes:

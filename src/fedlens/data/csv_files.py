@@ -12,7 +12,7 @@ import numpy as np
 
 from fedlens.config.options import did_you_mean, no_column
 from fedlens.config.sections import Count, Share
-from fedlens.core.federation import Dataset
+from fedlens.core.federation import PATIENT, Dataset
 from fedlens.data.arrays import Column
 from fedlens.data.class_names import called, is_number, rank
 from fedlens.data.layouts import part_named, refuse_strangers, with_tests
@@ -22,7 +22,7 @@ from fedlens.data.s2 import degrees
 from fedlens.storage.reading import csv_table, is_file
 
 NEEDED = ("path", "label")
-OPTIONAL = ("client", "lat", "lon", "split")
+OPTIONAL = ("client", "lat", "lon", PATIENT, "split")
 LONGEST_HEADER = 1_000_000  # characters
 RANGES = {"lat": 90, "lon": 180}
 
@@ -43,10 +43,11 @@ def csv(
     on_error: OnError = "stop",
     megapixels: float = MEGAPIXELS,
 ) -> Dataset:
-    """A csv file with the header path,label and, where known, client, lat, lon and split.
+    """A csv file with the header path,label and, where known, client, patient, lat, lon and split.
 
     Paths are relative to the csv file. `split` says train, validation or test; without it a
-    fixed share of each class, `test_share`, becomes test, about the same of each client. Another
+    fixed share of each class, `test_share`, becomes test, about the same of each client, and all
+    images of a patient or none. Another
     column than `client` may name the clients. All other columns are kept as text. Images are
     resized to `size` × `size`; without a size all must be as large as the first. Files that cannot
     be decoded are named, or left out if `on_error` is "skip". So are images of more than
@@ -101,6 +102,14 @@ def _parts(file: Path, rows: Sequence[Row]) -> tuple[Sequence[Part], str | None]
         (f"{row.where}: {row.cells['path']}", row.cells["label"], part)
         for row, part in zip(rows, parts, strict=True)
     )
+    first: dict[str, int] = {}
+    for i, row in enumerate(rows):
+        who = row.cells.get(PATIENT)
+        if who and parts[other := first.setdefault(who, i)] != parts[i]:
+            raise ValueError(
+                f"{row.where}: patient {who!r} is in {parts[i]}, and in {parts[other]} in "
+                f"{rows[other].where}: put all images of a patient into one part"
+            )
     return parts, remark
 
 

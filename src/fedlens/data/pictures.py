@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import numpy as np
 
-from fedlens.core.federation import Dataset, LeftOut
-from fedlens.data.arrays import Column, Pixels, examples, held_out, mean_and_std
+from fedlens.core.federation import PATIENT, Dataset, LeftOut
+from fedlens.data.arrays import Column, Pixels, examples, held_out, mean_and_std, named_by_patient
 from fedlens.data.class_names import one_class_twice
 from fedlens.data.places import Counted
 from fedlens.storage import free_memory
@@ -42,6 +42,7 @@ TEST_SHARE = 0.2  # of each class, if the data do not mark test images
 MOST_NAMED = 100  # broken files named in one message
 REMEDY = "repair or take them out"
 GRAY = ("1", "L", "LA")  # the modes of Pillow images without colour
+ENOUGH = 2  # times the size: a JPEG that is larger still is decoded at 1/2, 1/4 or 1/8
 STRIP = 64  # rows that are compared at the same time
 MEGAPIXELS = 100.0  # of the largest image, and of all that are decoded at the same time
 
@@ -93,7 +94,8 @@ class Found:
         if "test" in self.parts:
             return self
         clients = None if self.clients is None else self.columns[self.clients].tolist()
-        tests = held_out(self.names, self.labels, share, clients, self.base)
+        names = named_by_patient(self.names, self.columns.get(PATIENT))
+        tests = held_out(names, self.labels, share, clients, self.base)
         return replace(self, parts=["test" if test else "train" for test in tests])
 
 
@@ -301,15 +303,33 @@ def pixels_of(
     from PIL import Image, ImageOps
     from PIL.ExifTags import Base
 
+    if isinstance(size, int) and given.format == "JPEG":
+        given.draft(None, (ENOUGH * size, ENOUGH * size))
     is_upright = given.getexif().get(Base.Orientation, 1) == 1
     upright = given if is_upright else ImageOps.exif_transpose(given)
-    channels = channels or (1 if given.mode in GRAY else 3)
+    is_deep = given.mode.startswith(("I", "F"))
+    if is_deep:
+        upright = _stretched(upright)
+    channels = channels or (1 if is_deep or given.mode in GRAY else 3)
     mode = "L" if channels == 1 else "RGB"
     image = upright if upright.mode == mode else upright.convert(mode)
     height, width = (size, size) if isinstance(size, int) else size or image.size[::-1]
     if image.size != (width, height):
         image = image.resize((width, height), Image.Resampling.BILINEAR)
-    if given.mode.startswith(("I", "F")):
-        raise ValueError("more than 8 bits a pixel: convert it to 8 bits")
     pixels = np.asarray(image)
     return pixels.reshape(*pixels.shape[:2], channels)
+
+
+def _stretched(deep: Image.Image) -> Image.Image:
+    """A gray image of more than 8 bits in 8: its darkest pixel becomes 0, its brightest 255.
+
+    How many of the bits are used, 10 or 12 or 16, no file says.
+    """
+    from PIL import Image
+
+    values = np.asarray(deep).astype(np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError("it has pixels that are not finite")
+    low, high = values.min(), values.max()
+    scaled = (values - low) * (255 / (high - low) if high > low else 0)
+    return Image.fromarray(np.rint(scaled).astype(np.uint8))

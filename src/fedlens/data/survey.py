@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from fedlens.data.pictures import MEGAPIXELS, Part, glance
 from fedlens.data.places import Counted
 from fedlens.storage.cores import num_cores
 
+SEVERAL = re.compile(r"(.*\d.*)[-_ ](?:\d{1,2}|[a-z]|left|right)")  # as in p17_2 or 0042-left
 SIDES = (28, 32, 64, 96, 128, 224)  # sizes that images are resized to, in pixels
 
 
@@ -39,6 +41,7 @@ class Seen(NamedTuple):
     size: tuple[int, int]  # width, height
     gray: bool
     content: str  # a hash of the file
+    patient: str  # "" if it is not known
 
 
 def kinds_of(suffixes: Counter[str]) -> str:
@@ -91,6 +94,18 @@ class Survey:
         return [(a, b) for a, b in pairs if a is not b]
 
     @property
+    def look_alike(self) -> tuple[Path, Path] | None:
+        """Two files whose names look like photos of one patient, if most names do; or None."""
+        named: dict[str, list[Path]] = {}
+        for one in self.seen:
+            if found := SEVERAL.fullmatch(one.path.stem.lower()):
+                named.setdefault(found[1], []).append(one.path)
+        several = [paths for paths in named.values() if len(paths) > 1]
+        if len(named) < 2 or 2 * sum(map(len, several)) < len(self.seen):
+            return None
+        return several[0][0], several[0][1]
+
+    @property
     def deeper(self) -> Path | None:
         """A folder below the levels of sites, classes and parts, or None."""
         levels = self.laid.num_levels
@@ -117,11 +132,13 @@ def survey(
     layout: Reading | None = None,
     watch: Counted | None = None,
     megapixels: float = MEGAPIXELS,
+    patient: str | None = None,
 ) -> Survey:
     """Examine every image below a folder. With two levels of folders, the outer ones are sites.
 
-    Images of more than `megapixels` count as broken. `watch` is called with the number of images
-    examined and the total.
+    What the regular expression `patient` captures in a file's name is its patient. Images of more
+    than `megapixels` count as broken. `watch` is called with the number of images examined and the
+    total.
     """
     if not folder.is_dir():
         kind = folder.suffix.lstrip(".")
@@ -144,13 +161,16 @@ def survey(
         )
     laid = read_layout(folder, files, layout, lambda name: f"add --layout {name}", guess=True)
 
+    patients = _patients(files, patient)
+
     def examined(one: Placed) -> Seen | str:
         file = folder / one.file
         try:
             size, gray = glance(file, megapixels)
         except ValueError as error:
             return str(error)
-        return Seen(*one, size, gray, hashlib.sha256(file.read_bytes()).hexdigest())
+        content = hashlib.sha256(file.read_bytes()).hexdigest()
+        return Seen(*one, size, gray, content, patients.get(one.file, ""))
 
     with ThreadPoolExecutor(num_cores()) as pool:
         found_so_far = []
@@ -172,4 +192,23 @@ def survey(
             f"{folder} has one class, {seen[0].label}, and nothing to tell it from: name a folder "
             "with several, or add --layout"
         )
+    return found
+
+
+def _patients(files: Sequence[Path], pattern: str | None) -> dict[Path, str]:
+    """The patient of each file, where the name matches."""
+    if pattern is None:
+        return {}
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"--patient {pattern!r} is no regular expression: {error}") from error
+    if compiled.groups != 1:
+        raise ValueError(
+            f"--patient {pattern!r} has {compiled.groups} groups: put what names the patient into "
+            "one pair of parentheses"
+        )
+    found = {file: match[1] for file in files if (match := compiled.search(file.name))}
+    if not found:
+        raise ValueError(f"--patient {pattern!r} matches no file, such as {files[0].name}")
     return found

@@ -9,6 +9,7 @@ import torch
 
 from fedlens.config.experiment import Experiment
 from fedlens.core import Tree
+from fedlens.network.low_rank import merged
 from fedlens.runs.alone import tuned_model
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.run import as_begun
@@ -43,7 +44,8 @@ def of_client(folder: Path, client: str, *, best: bool = False, trust_code: bool
         raise ValueError(f"{folder} kept no checkpoint, which has clients' models: run it again")
     state = saved.state
     model = algorithm.model_of(state.params | state.buffers, state.clients.rows.get(number, {}))
-    if not algorithm.personal.tune:
+    if not algorithm.personal.tune and described.lora is None:
         return model
     setup = build(as_begun(described, read_manifest(folder)))
-    return tuned_model(setup, {name: t.to(setup.device) for name, t in model.items()}, number)
+    model = {name: t.to(setup.device) for name, t in model.items()}
+    return merged(tuned_model(setup, model, number) | setup.network.frozen)

@@ -7,7 +7,6 @@ trains the rest on them, at the price of a small model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -31,10 +30,10 @@ class Cut(NamedTuple):
 
 
 def cut(network: Network, image: Tensor) -> Cut | None:
-    """Cut before the first trained layer; None unless frozen layers come first, and there alone.
+    """Cut before the first trained layer; None unless frozen layers alone come before it.
 
-    From the cut on the forward pass must be a chain, and before it nothing may change from step to
-    step, such as dropout.
+    All that follows must read one result of what is cut off, which must have no more numbers than
+    an image, and in which nothing may change from step to step, such as dropout.
     """
     nodes, layers = network.nodes, dict(network.module.named_modules())
     own = {node: layers[str(node.target)] for node in nodes if node.op == "call_module"}
@@ -42,27 +41,29 @@ def cut(network: Network, image: Tensor) -> Cut | None:
     if not trained:
         return None
     at = nodes.index(trained[0])
-    while isinstance(own.get(nodes[at - 1]), KeyedDropout):
+    while at > 1 and (isinstance(own.get(nodes[at - 1]), KeyedDropout) or _leaks(nodes, at)):
         at -= 1
-    before, rest = nodes[:at], nodes[at:]
-    if before[-1].op == "placeholder":
-        return None
-    chained = all(
-        node.all_input_nodes == [previous] == [*node.args[:1]] and len(previous.users) == 1
-        for previous, node in pairwise((before[-1], *rest[:-1]))
-    )
-    if not chained or any(isinstance(own.get(node), KeyedDropout) for node in before):
+    before = nodes[:at]
+    if at < 2 or any(isinstance(own.get(node), KeyedDropout) for node in before):
         return None
     frozen = _first(network.module, before)
     if network.buffers.keys() & dict(frozen.named_buffers()).keys():
         return None
     with torch.no_grad():
-        is_flat = frozen(normalise(image, network.mean, network.std, network.dtype)).ndim == 2
-    module = Chain(network.module, rest[:-1], is_flat=is_flat)
+        made = frozen(normalise(image, network.mean, network.std, network.dtype))
+    if made.numel() > image.numel():
+        return None
+    module = Rest(network.module, nodes[at - 1 :], is_flat=made.ndim == 2)
     inside = dict(module.named_parameters()) | dict(module.named_buffers())
     kept = {name: t for name, t in network.frozen.items() if name not in inside}
     head = Network(module, None, None, network.dtype, network.compute, kept=kept)
     return Cut(network, frozen, head)
+
+
+def _leaks(nodes: Sequence[fx.Node], at: int) -> bool:
+    """Whether nodes from this one on read anything before it but the last result."""
+    known = {*nodes[at - 1 :]}
+    return any(one not in known for node in nodes[at:] for one in node.all_input_nodes)
 
 
 def _first(root: nn.Module, nodes: Sequence[fx.Node]) -> fx.GraphModule:
@@ -76,14 +77,26 @@ def _first(root: nn.Module, nodes: Sequence[fx.Node]) -> fx.GraphModule:
     return part
 
 
-class Chain(nn.Module):
-    """The last nodes of a forward pass, each of which has the result of the one before."""
+class Result(NamedTuple):
+    """What a node computed, by the node's place."""
+
+    of: int
+
+
+class Rest(nn.Module):
+    """The last nodes of a forward pass, after the first of them, whose result they are given.
+
+    Copies of an `fx.GraphModule` would lose its hooks.
+    """
 
     def __init__(self, root: nn.Module, nodes: Sequence[fx.Node], *, is_flat: bool) -> None:
         super().__init__()
-        self.steps = [(n.op, n.target, tuple(n.args[1:]), dict(n.kwargs)) for n in nodes]
-        self.is_flat = is_flat  # whether the first takes rows, not images
-        for node in nodes:
+        place = {node: Result(i) for i, node in enumerate(nodes)}
+        self.is_flat = is_flat  # whether the first result is rows, not images
+        self.steps = []
+        for node in nodes[1:-1]:
+            args = [place[one] if isinstance(one, fx.Node) else one for one in node.args]
+            self.steps.append((node.op, node.target, args, dict(node.kwargs)))
             if node.op == "call_module":
                 self._add(str(node.target), root.get_submodule(str(node.target)))
 
@@ -97,14 +110,14 @@ class Chain(nn.Module):
         place.add_module(name, layer)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.is_flat:
-            x = torch.flatten(x, 1)
+        results = [torch.flatten(x, 1) if self.is_flat else x]
         for op, target, args, options in self.steps:
+            first, *others = (results[a.of] if isinstance(a, Result) else a for a in args)
             if op == "call_module":
-                x = self.get_submodule(str(target))(x)
+                results.append(self.get_submodule(str(target))(first))
             elif op == "call_method":
-                x = getattr(x, str(target))(*args, **options)
+                results.append(getattr(first, str(target))(*others, **options))
             else:
                 assert callable(target)
-                x = target(x, *args, **options)
-        return x
+                results.append(target(first, *others, **options))
+        return results[-1]

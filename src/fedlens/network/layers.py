@@ -284,7 +284,7 @@ def prepare(module: nn.Module) -> nn.Module:
             return KeyedDropout(m.p, layer - 1, channels=channels).train(m.training)
         return m
 
-    prepared = _replace(module, replace)
+    prepared = replaced(copy.deepcopy(module), replace)
     dropouts = [m for m in prepared.modules() if isinstance(m, KeyedDropout)]
     if dropouts:
         prepared.register_forward_pre_hook(functools.partial(_reset_calls, dropouts))
@@ -324,7 +324,7 @@ def group_norm(module: nn.Module) -> nn.Module:
         norm.weight, norm.bias = m.weight, m.bias
         return norm.train(m.training)
 
-    return _replace(module, replace)
+    return replaced(copy.deepcopy(module), replace)
 
 
 def num_groups(channels: int) -> int:
@@ -333,9 +333,8 @@ def num_groups(channels: int) -> int:
     return next(fitting, 1)
 
 
-def _replace(module: nn.Module, replacement: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    """A deep copy with each submodule replaced; a submodule used twice stays shared."""
-    module = copy.deepcopy(module)
+def replaced(module: nn.Module, replacement: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    """`module` with each submodule replaced; a submodule used twice stays shared."""
     new = {m: replacement(m) for m in module.modules()}
     for parent in list(new):
         for name, child in parent._modules.items():

@@ -207,7 +207,7 @@ class Timing:
 def _family(point: Point) -> str:
     """The settings that the time per example depends on most."""
     plain = point.experiment.plain()
-    keys = ("dataset", "model", "norm", "engine", "device", "precision", "augment", "train_last")
+    keys = ("dataset", "model", "norm", "engine", "device", "precision", "augment", "train")
     return json.dumps([*(plain.get(key) for key in keys), plain["local"]["batch_size"]])
 
 

@@ -141,7 +141,7 @@ def _baselines(setup: Setup, rounds: int, passes: int, watch: Watch | None) -> d
     if result.status != "finished":
         logger.warning("FedAvg %s with these settings: there is nothing to compare", result.status)
         return {}
-    model = {name: t for name, t in result.model.items() if name not in setup.network.frozen}
+    model = {name: t for name, t in result.tensors.items() if name not in setup.network.frozen}
     with training_alone(setup, watch, base) as alone:
         found = {
             "fedavg": tested_by_client(setup, model),

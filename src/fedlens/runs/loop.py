@@ -31,6 +31,7 @@ from fedlens.engines.trainer import TorchSettings
 from fedlens.evaluation.calibration import calibration
 from fedlens.evaluation.evaluate import ClientAccuracies, Details, Evaluation, Twin
 from fedlens.evaluation.measures import OF_MODEL, PARTS, measure_name
+from fedlens.network.low_rank import merged
 from fedlens.privacy.ledger import LimitReached
 from fedlens.rounds import RoundInput, State, begin, run_rounds
 from fedlens.rounds.client import ClientProgram
@@ -249,7 +250,7 @@ class ActiveRun:
             if 0 < len(shares) <= FEW_CLIENTS:
                 record[BY_CLIENT] = [x if math.isfinite(x) else None for x in shares]
             if self.stopping.judge(record) and experiment.evaluate.best:
-                best = self._model_of(state)
+                best = merged(self._tensors_of(state))
             self._end_if_told()
             if self.status == "finished" or state.round == self.last_round:
                 self._write_details(details)
@@ -312,7 +313,9 @@ class ActiveRun:
         elif self.file is not None:
             self.file.sync()
         if self.folder is not None:
-            self.closer["sha256"] = self.folder.save_model(self.model, self._whole.best)
+            self.closer["sha256"] = self.folder.save_model(
+                self.result.model, self.result.best_model
+            )
         if status == "finished" and self.has_news(status):
             self._look_closer()
         self.write_summary(status)
@@ -403,18 +406,20 @@ class ActiveRun:
         if self.folder is not None:
             self.folder.write_json(run_files.SUMMARY, self.summary)
 
-    @property
-    def model(self) -> Tree:
-        return self._model_of(self.state)
-
-    def _model_of(self, state: State) -> Tree:
+    def _tensors_of(self, state: State) -> Tree:
         return state.params | state.buffers | self.setup.network.frozen
 
     @property
     def result(self) -> Result:
-        folder = self.folder.path if self.folder else None
-        best, clients = self._whole.best, self.client_accuracy
-        return Result(self.status, self.records, self.summary, self.model, folder, best, clients)
+        return Result(
+            self.status,
+            self.records,
+            self.summary,
+            self._tensors_of(self.state),
+            self.folder.path if self.folder else None,
+            self._whole.best,
+            self.client_accuracy,
+        )
 
 
 def unsound_losses(records: list[Record]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedlens.core import Tree
 from fedlens.evaluation.measures import OF_OWN_MODELS, PARTS, measure_name
+from fedlens.network.low_rank import merged
 from fedlens.runs.cell import picture, points_of
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.records import Record, is_number, summary_of
@@ -35,7 +36,7 @@ class Result:
     status: str  #: finished, diverged, invalid or stopped; other if read before its end
     records: list[Record]
     summary: dict[str, Any]
-    model: Tree  #: parameters and buffers for module.load_state_dict; {} if none is saved
+    tensors: Tree  #: of the final model, by the names that they have in training
     folder: Path | None
     best_model: Tree | None = None  #: the best on validation, with evaluate.best
     # The final model's accuracy on each client's own test images, by the client's name or number.
@@ -58,6 +59,11 @@ class Result:
         names = (run_files.read_json(run.path / run_files.PARTITION) or {}).get("client_names")
         clients = by_name(found.get("client_accuracy"), names)
         return cls(summary["status"], records, summary, model, run.path, best, clients)
+
+    @property
+    def model(self) -> Tree:
+        """Parameters and buffers for module.load_state_dict; {} if none is saved."""
+        return merged(self.tensors)
 
     @property
     def final(self) -> dict[str, float]:

@@ -140,7 +140,7 @@ class PointActor:
                 points.append(self._point(sent, place, points))
             stacks = into_stacks(points)
             for point, result in run_stacks(stacks, self._watch_of, self.keep_states):
-                models = {"model": result.model, "best_model": result.best_model}
+                models = {"tensors": result.tensors, "best_model": result.best_model}
                 result = replace(result, **map_tensors(models, Tensor.cpu))
                 self._events.put((point.name, result))
         except RunFailed as error:

@@ -91,7 +91,7 @@ def trained(setup: Setup, watch: Watch | None = None) -> Twin:
         )
     own = None
     if setup.client_tests is not None:
-        own = shares(tested_by_client(setup, result.model).tolist())
+        own = shares(tested_by_client(setup, result.tensors).tolist())
     content = {"experiment": described.plain(), "records": result.records, "by_client": own}
     with contextlib.suppress(OSError):  # without a writable cache it is trained every time
         write_atomically(file, to_json(content, indent=1).encode())

@@ -20,7 +20,7 @@ from fedlens.config.options import Named
 from fedlens.config.protection import protects_examples
 from fedlens.core import keys
 from fedlens.core.federation import Dataset, Examples, Federation, Fixed, Holdings
-from fedlens.data.places import Counted
+from fedlens.data.places import Counted, cache
 from fedlens.data.statistics import emd_of
 from fedlens.engines import Engine
 from fedlens.models.weights import Loaded
@@ -188,7 +188,9 @@ def build(
     if clients.holdout:
         assert isinstance(split, Fixed), "see split_examples"
         everyone = torch.arange(split.num_clients)
-        kept, tested = divided(split.everyone, clients.holdout, split_seed(experiment), everyone)
+        kept, tested = divided(
+            split.everyone, clients.holdout, split_seed(experiment), everyone, train.patients
+        )
         split, client_tests = Fixed(kept), ClientTests("train", tested)
     else:
         client_tests = own_tests(experiment, dataset.test, split)
@@ -249,14 +251,10 @@ def build(
                 )
         on = [*experiment.evaluate.on, *(() if wanted is None else (SUCCESS_ON,))]
         parts = {**parts, SUCCESS_ON: wanted}
+        there = {n: p for n, p in parts.items() if p is not None and n in ("train", *on)}
         if made is not None:
-            parts = featured(
-                {name: part for name, part in parts.items() if name in ("train", *on)},
-                made,
-                device,
-                watch,
-            )
-        train, asked = _placed(parts, on, device)
+            there = featured(there, made, device, watch, cache() / "features")
+        train, asked = _placed(there, on, device)
     else:
         train, asked = beside.federation.examples, beside.parts
     federation = Federation(train, dataset.num_classes, split)
@@ -320,15 +318,14 @@ def federate(
 
 
 def _placed(
-    parts: Mapping[str, Examples | None], asked: Sequence[str], device: torch.device
+    parts: Mapping[str, Examples], asked: Sequence[str], device: torch.device
 ) -> tuple[Examples, dict[str, Examples]]:
     """The training examples and the parts to evaluate, on the device; they share images."""
     there: dict[int, torch.Tensor] = {}
     placed: dict[str, Examples] = {}
     for name, part in parts.items():
-        if part is not None and name in ("train", *asked):
-            placed[name] = part.to(device, there.get(id(part.images)))
-            there[id(part.images)] = placed[name].images
+        placed[name] = part.to(device, there.get(id(part.images)))
+        there[id(part.images)] = placed[name].images
     return placed["train"], {name: placed[name] for name in parts if name in asked}
 
 

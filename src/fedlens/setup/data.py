@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedlens.attacks import Attack, hostile_key
 from fedlens.config.experiment import Experiment, Named
@@ -77,7 +78,7 @@ def on_disk(dataset: Dataset, given: Named | Dataset, data: Path | None) -> OnDi
     return OnDisk(images, partial(_images, given, data))
 
 
-def _images(given: Named, data: Path | None) -> Sequence[torch.Tensor]:
+def _images(given: Named, data: Path | None) -> Sequence[Tensor]:
     dataset = load_dataset(given, data)
     return dataset.train.images, dataset.test.images
 
@@ -100,9 +101,31 @@ def _set_apart(train: Examples, experiment: Experiment) -> tuple[Examples, Examp
     """The training examples without a share that the seed selects, and that share."""
     key = keys.fold(keys.root(split_seed(experiment)), keys.purpose("validation"))
     order = keys.fold(key, torch.arange(len(train))).argsort(stable=True)
+    order, middle = _by_patient(order, train.patients[order])
     count = max(int(len(train) * experiment.evaluate.validation), 1)
-    apart, rest = order[:count].sort().values, order[count:].sort().values
+    chosen = middle < count if bool((middle < count).any()) else middle == middle[0]
+    apart, rest = order[chosen].sort().values, order[~chosen].sort().values
+    if not len(rest):
+        raise ValueError(
+            "all training examples are of one patient, which leaves none for validation: leave "
+            "validation out of evaluate.on"
+        )
     return train.take(rest), train.take(apart)
+
+
+def _by_patient(order: Tensor, patients: Tensor) -> tuple[Tensor, Tensor]:
+    """An order of examples with those of a patient together, at the first of them.
+
+    Also returns the middle of the patient's places, for each place.
+    """
+    counted = np.unique(patients.numpy(), return_inverse=True, return_counts=True)
+    number, sizes = (torch.from_numpy(found) for found in counted[1:])
+    place = torch.arange(len(order))
+    first = torch.full((len(sizes),), len(order)).scatter_reduce(0, number, place, "amin")
+    again = first[number].argsort(stable=True)
+    number = number[again]
+    starts = torch.full((len(sizes),), len(order)).scatter_reduce(0, number, place, "amin")
+    return order[again], starts[number] + sizes[number] / 2
 
 
 class OtherClients(ValueError):
@@ -189,14 +212,20 @@ def _check_held(held: Holdings, num_examples: int, what: str) -> None:
 
 
 def divided(
-    everyone: Holdings, share: float, seed: int, clients: torch.Tensor
+    everyone: Holdings, share: float, seed: int, clients: Tensor, patients: Tensor | None = None
 ) -> tuple[Holdings, Holdings]:
-    """The holdings of these clients without a share that the seed selects, and that share."""
+    """The holdings of these clients without a share that the seed selects, and that share.
+
+    Of the examples of one of the `patients` [N] a client has all in one of them.
+    """
     own = keys.fold(keys.root(seed, keys.purpose("holdout")), clients)
     order = torch.from_numpy(keys.shuffle_segments(everyone.offsets.numpy(), own.numpy()))
-    position = torch.arange(len(order)) - everyone.offsets[everyone.owners]
+    place = torch.arange(len(order)) + 0.5
+    if patients is not None:
+        whose = patients[everyone.index[order]]
+        order, place = _by_patient(order, everyone.owners * (int(whose.max()) + 1) + whose)
     apart = (everyone.sizes * share).long()
-    tested = position < apart[everyone.owners]
+    tested = place - everyone.offsets[everyone.owners] < apart[everyone.owners]
     index = everyone.index[order]
 
     def chosen(mask: torch.Tensor) -> Holdings:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,7 +16,7 @@ from fedlens.config.experiment import Experiment
 from fedlens.core.federation import DIGESTED, Dataset, Examples
 from fedlens.core.trees import bytes_of
 from fedlens.data.augment import Augment
-from fedlens.data.places import Counted, cache
+from fedlens.data.places import Counted
 from fedlens.network.cut import Cut, cut
 from fedlens.network.network import Network
 from fedlens.storage.files import replacing
@@ -48,44 +50,43 @@ def cut_for(
 
 
 def featured(
-    parts: Mapping[str, Examples | None],
+    parts: Mapping[str, Examples],
     made: Cut,
     device: torch.device,
     watch: Counted | None = None,
-) -> dict[str, Examples | None]:
-    """The same examples with features in place of images; parts that shared these share them."""
-    given = {id(part.images): part.images for part in parts.values() if part is not None}
+    place: Path | None = None,
+) -> dict[str, Examples]:
+    """The same examples with features in place of images; parts that shared these share them.
+
+    They are kept in the folder `place`, if it is given.
+    """
+    given = {id(part.images): part.images for part in parts.values()}
     total, done = sum(map(len, given.values())), 0
     there: dict[int, Tensor] = {}
     for name, images in given.items():
-        there[name] = _kept(made, images, device, watch, done, total)
+        file = None if place is None else place / f"{_digest(made, images)}.npy"
+        if file is not None and file.is_file():
+            with reading(file, "delete it, and it is computed again"):
+                there[name] = torch.from_numpy(np.load(file, allow_pickle=False))
+        else:
+            there[name] = _computed(made, images, device, watch, done, total)
+            if file is not None:
+                # A cache that cannot be written only costs time.
+                with contextlib.suppress(OSError), replacing(file) as opened:
+                    np.save(opened, there[name].numpy(), allow_pickle=False)
         done += len(images)
-    return {
-        name: part if part is None else replace(part, images=there[id(part.images)])
-        for name, part in parts.items()
-    }
+    return {name: replace(part, images=there[id(part.images)]) for name, part in parts.items()}
 
 
-def _kept(
+def _computed(
     made: Cut, images: Tensor, device: torch.device, watch: Counted | None, done: int, total: int
 ) -> Tensor:
-    """Features from the cache, or computed and put there if it can be written."""
-    place = cache() / "features" / f"{_digest(made, images)}.npy"
-    if place.is_file():
-        with reading(place, "delete it, and it is computed again"):
-            return torch.from_numpy(np.load(place, allow_pickle=False))
     parts = []
     for start in range(0, len(images), AT_ONCE):
         parts.append(made.features(images[start : start + AT_ONCE].to(device)).cpu())
         if watch is not None:
             watch(done + min(start + AT_ONCE, len(images)), total)
-    features = torch.cat(parts)
-    try:
-        with replacing(place) as file:
-            np.save(file, features.numpy(), allow_pickle=False)
-    except OSError:
-        pass  # a cache that cannot be written only costs time
-    return features
+    return torch.cat(parts)
 
 
 def _digest(made: Cut, images: Tensor) -> str:

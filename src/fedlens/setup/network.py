@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -12,12 +14,13 @@ from fedlens.config.experiment import Constants, Experiment, Named
 from fedlens.config.names import MODELS
 from fedlens.core import Tree, keys
 from fedlens.core.federation import Dataset
-from fedlens.models.freeze import freeze_norms, train_last
+from fedlens.models.freeze import freeze_norms, train_last, weighted_layers
 from fedlens.models.initial import initialise
 from fedlens.models.weights import IMAGENET as PACKAGED
 from fedlens.models.weights import Loaded, load_imagenet, load_weights
 from fedlens.network.cut import Cut
 from fedlens.network.layers import group_norm
+from fedlens.network.low_rank import low_rank
 from fedlens.network.network import Network
 from fedlens.setup.devices import PRECISIONS
 from fedlens.setup.tryouts import cannot_take, try_network
@@ -26,11 +29,7 @@ from fedlens.setup.tryouts import cannot_take, try_network
 def untrained(experiment: Experiment, shape: tuple[int, int, int], outputs: int) -> nn.Module:
     """The model of an experiment, initialised by its seed."""
     given, outputs = experiment.model, experiment.outputs or outputs
-    with torch.random.fork_rng(devices=[]):
-        # Models are made on the CPU. `torch.manual_seed` would also seed GPUs, and store a stack
-        # trace for each kind that is not available, which takes longer than to make many models.
-        seed = int(keys.root(experiment.seed, keys.purpose("model")))
-        torch.default_generator.manual_seed(seed)
+    with _seeded(experiment, "model"):
         if isinstance(given, Named):
             module: nn.Module = MODELS.make(given, shape, outputs, of=nn.Module)
         elif hasattr(given, "_orig_mod"):
@@ -50,6 +49,19 @@ def untrained(experiment: Experiment, shape: tuple[int, int, int], outputs: int)
         if experiment.initialise != "model":
             initialise(module, experiment.initialise)
     return group_norm(module) if experiment.norm == "group" else module
+
+
+@contextmanager
+def _seeded(experiment: Experiment, purpose: str) -> Iterator[None]:
+    """Draw by the seed of an experiment, on the CPU, where models are made.
+
+    `torch.manual_seed` would also seed GPUs, and store a stack trace for each kind that is not
+    available, which takes longer than to make many models.
+    """
+    with torch.random.fork_rng(devices=[]):
+        seed = int(keys.root(experiment.seed, keys.purpose(purpose)))
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def _give_shapes(module: nn.Module, shape: tuple[int, int, int]) -> None:
@@ -132,7 +144,7 @@ def shared_network(
     if not isinstance(experiment.model, Named) or experiment.model.name not in MODELS:
         return make_network(experiment, dataset)
     one = experiment
-    depends_on = one.model, one.outputs, one.norm, one.weights, one.train_last, one.precision
+    depends_on = one.model, one.outputs, one.norm, one.weights, one.train, one.lora, one.precision
     start = one.initialise, one.weights_sha256, one.seed
     key = repr((id(dataset), one.normalise, *depends_on, *start))
     if key not in networks.made:
@@ -156,10 +168,13 @@ def make_network(
         loaded = load_imagenet(module, model_name(experiment))
     elif experiment.weights is not None:
         loaded = load_weights(module, experiment.weights, experiment.weights_sha256)
-    if experiment.train_last is not None:
-        train_last(module, experiment.train_last)
+    if experiment.train != "all":
+        train_last(module, experiment.train)
     if experiment.norm == "frozen":
         freeze_norms(module)
+    if experiment.lora is not None:
+        with _seeded(experiment, "lora"):
+            low_rank(module, experiment.lora.rank, weighted_layers(module)[-1])
     if frozen is not None:
         module.load_state_dict(frozen, strict=False)
     dtype, compute = PRECISIONS[experiment.precision]

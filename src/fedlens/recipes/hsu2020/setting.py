@@ -208,7 +208,7 @@ def experiment(
         clients.plain,
         rounds=last,
         engine=scale.engine,
-        train_last=layers and scale.pick(1, layers, layers),  # a linear model has one layer
+        train=scale.pick(1, layers, layers) if layers else "all",  # a linear model has one layer
         clients=replace(clients.plain.clients, per_round=goal(scale, method.goal or 10)),
         local=LocalTraining(
             epochs=epochs,
