@@ -36,6 +36,20 @@ def examples(
     return Examples(images, torch.from_numpy(labels[some].astype(np.int64)), kept)
 
 
+def in_bytes(values: Column, ends: tuple[float, float] | None = None) -> Pixels:
+    """Gray values of any range in 0 to 255, from `ends[0]` to `ends[1]`.
+
+    By default the darkest becomes 0 and the brightest 255: no file says how many bits are used.
+    """
+    wide = values.astype(np.float64)
+    if not np.isfinite(wide).all():
+        raise ValueError("it has pixels that are not finite")
+    low, high = ends or (wide.min(), wide.max())
+    scaled = (wide - low) * (255 / (high - low) if high > low else 0)
+    shades: Pixels = np.rint(scaled.clip(0, 255)).astype(np.uint8)
+    return shades
+
+
 def demand_labels(labels: Column, where: str) -> None:
     """Raise ValueError for labels that are too large to be class numbers from 0."""
     if len(labels) and int(labels.max()) >= MOST_CLASSES:

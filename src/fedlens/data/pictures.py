@@ -15,8 +15,18 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 import numpy as np
 
 from fedlens.core.federation import PATIENT, Dataset, LeftOut
-from fedlens.data.arrays import Column, Pixels, examples, held_out, mean_and_std, named_by_patient
+from fedlens.data.arrays import (
+    Column,
+    Pixels,
+    examples,
+    held_out,
+    in_bytes,
+    mean_and_std,
+    named_by_patient,
+)
 from fedlens.data.class_names import one_class_twice
+from fedlens.data.dicom import ENDING as DICOM
+from fedlens.data.dicom import read_dicom
 from fedlens.data.places import Counted
 from fedlens.storage import free_memory
 from fedlens.storage.cores import num_cores
@@ -25,9 +35,9 @@ from fedlens.storage.reading import reason
 if TYPE_CHECKING:
     from PIL import Image
 
-ENDINGS = frozenset(  # what Pillow reads on every platform
-    (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-)
+ENDINGS = frozenset(  # what Pillow reads on every platform, and DICOM
+    (*(".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm"), ".tif", ".tiff", ".webp")
+) | {DICOM}
 
 
 logger = logging.getLogger(__name__)
@@ -246,6 +256,8 @@ def open_image(file: Path | BinaryIO, megapixels: float = MEGAPIXELS) -> Image.I
     """Open an image without decoding it; raises ValueError if it has more megapixels."""
     from PIL import Image
 
+    if isinstance(file, Path) and file.suffix.lower() == DICOM:
+        return read_dicom(file, megapixels)
     Image.MAX_IMAGE_PIXELS = None  # Pillow would print warnings, and its limit has no key
     image = Image.open(file)
     num = image.width * image.height / 1e6
@@ -303,13 +315,14 @@ def pixels_of(
     from PIL import Image, ImageOps
     from PIL.ExifTags import Base
 
-    if isinstance(size, int) and given.format == "JPEG":
-        given.draft(None, (ENOUGH * size, ENOUGH * size))
+    if size is not None and given.format == "JPEG":
+        least = ENOUGH * (size if isinstance(size, int) else max(size))
+        given.draft(None, (least, least))
     is_upright = given.getexif().get(Base.Orientation, 1) == 1
     upright = given if is_upright else ImageOps.exif_transpose(given)
     is_deep = given.mode.startswith(("I", "F"))
     if is_deep:
-        upright = _stretched(upright)
+        upright = Image.fromarray(in_bytes(np.asarray(upright)))
     channels = channels or (1 if is_deep or given.mode in GRAY else 3)
     mode = "L" if channels == 1 else "RGB"
     image = upright if upright.mode == mode else upright.convert(mode)
@@ -318,18 +331,3 @@ def pixels_of(
         image = image.resize((width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(image)
     return pixels.reshape(*pixels.shape[:2], channels)
-
-
-def _stretched(deep: Image.Image) -> Image.Image:
-    """A gray image of more than 8 bits in 8: its darkest pixel becomes 0, its brightest 255.
-
-    How many of the bits are used, 10 or 12 or 16, no file says.
-    """
-    from PIL import Image
-
-    values = np.asarray(deep).astype(np.float64)
-    if not np.isfinite(values).all():
-        raise ValueError("it has pixels that are not finite")
-    low, high = values.min(), values.max()
-    scaled = (values - low) * (255 / (high - low) if high > low else 0)
-    return Image.fromarray(np.rint(scaled).astype(np.uint8))
