@@ -44,7 +44,7 @@ def listed(place: Path) -> None:
     [
         (Path.mkdir, "photos has no class folders with images: put each class's images into"),
         (empty, "photos has no class folders with images: put each class's images into its own"),
-        (listed, "photos is not a folder or .npz file: set --data to the site's examples"),
+        (listed, "photos is not a folder, a csv or .npz file: set --data to the site's examples"),
     ],
 )
 def test_a_site_without_images_is_told_before_it_looks_for_a_server(make, said, tmp_path):
@@ -122,7 +122,8 @@ def test_what_others_sent_to_a_site_is_one_line_of_its_terminal(fedlens, tmp_pat
     make_site_key(home, "ann")
     (home / CA).touch()
     monkeypatch.setattr("fedlens.fleet.join.join", told)
-    words = ["--server", "127.0.0.1:1", "--name", "ann", "--home", home, "--data", tmp_path]
+    photos = write(tmp_path / "photos", ("cat",))
+    words = ["--server", "127.0.0.1:1", "--name", "ann", "--home", home, "--data", photos]
     assert fedlens("fleet", "join", *words).err == "ann: refused: no\\x1b[2J\\nann: connected\n"
 
 
@@ -165,6 +166,40 @@ def test_a_site_is_told_no_option_that_it_has_not(tmp_path, terms):
         (photos / "cat" / f"{number}.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match="2 images"):
         site_examples(photos, terms, tmp_path / "cache")
+
+
+def as_listed(fedlens, photos: Path) -> Path:
+    """The csv file that `fedlens import` writes of a folder."""
+    out = photos.with_suffix(".toml")
+    assert fedlens("import", photos, "--out", out).status == 0
+    return out.with_suffix(".csv")
+
+
+def test_a_site_may_have_the_csv_file_that_import_writes_without_broken_files(
+    fedlens, tmp_path, terms
+):
+    photos = write(tmp_path / "photos", ("cat", "yak"), count=3)
+    (photos / "cat" / "2.png").write_bytes(b"no image")
+    listed = as_listed(fedlens, photos)
+    held = site_examples(listed, terms, tmp_path / "cache")
+    assert held.labels.tolist() == [0, 0, 3, 3, 3]
+    with pytest.raises(ValueError, match=r"2\.png"):
+        site_examples(photos, terms, None)
+
+
+def test_files_are_checked_before_a_site_looks_for_a_server(fedlens, tmp_path, monkeypatch):
+    def told(*given: Any) -> None:
+        raise AssertionError("it went on")
+
+    pytest.importorskip("flwr")
+    home, photos = tmp_path / "ann", write(tmp_path / "photos", ("cat",), count=3)
+    make_site_key(home, "ann")
+    (home / CA).touch()
+    (photos / "cat" / "1.png").write_bytes(b"no image")
+    monkeypatch.setattr("fedlens.fleet.join.join", told)
+    words = ["--server", "127.0.0.1:1", "--name", "ann", "--home", home, "--data", photos]
+    refused = fedlens("fleet", "join", *words)
+    assert refused.status == 2 and "cat/1.png" in refused.err
 
 
 def test_images_behind_links_are_noticed_and_links_to_nowhere_named(tmp_path, terms):

@@ -17,7 +17,7 @@ from fedlens.cli.arguments import notify, print_json, print_table, say
 from fedlens.cli.stopping import going_on_by
 from fedlens.config.experiment import Experiment
 from fedlens.fleet import CACHE
-from fedlens.runs.progress import in_rounds, shown
+from fedlens.runs.progress import counted, in_rounds, shown
 from fedlens.storage.locks import one_writer
 from fedlens.storage.reading import argument
 from fedlens.storage.run_files import can_go_on, identity, to_json
@@ -184,7 +184,9 @@ def serve_command(
 
 @fleet_app.command("join")
 def join_command(
-    data: Annotated[Path, Option(help="Its examples: a .npz file, or a folder of class folders.")],
+    data: Annotated[
+        Path, Option(help="Its examples: a folder of class folders, a csv or .npz file.")
+    ],
     invite: Annotated[Path | None, Argument(help="What `fedlens fleet invite` wrote.")] = None,
     server: Annotated[
         str | None, Option(help="HOST:PORT of the server. [default: the invitation's]")
@@ -218,11 +220,14 @@ def join_command(
         invitation.accept(place)
     check_site_keys(place, name)
     from fedlens.fleet.join import join
+    from fedlens.fleet.site_data import check_files
 
     kept = (
         f"{place / CACHE} keeps its decoded images for the next run: "
         f"`fedlens fleet clean {argument(place)}` deletes them"
     )
+    with shown(True, counted, "images") as watch:
+        check_files(data, watch)
     with going_on_by(kept, (place / CACHE).is_dir):
         tell = partial(_notify_of, name)
         join(place, name, data, server, device, wait, tell, cache, invitation)

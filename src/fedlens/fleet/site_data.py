@@ -7,7 +7,9 @@ import json
 import shutil
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile, is_zipfile
 
 import numpy as np
@@ -18,10 +20,12 @@ from fedlens.core.federation import Examples
 from fedlens.data import numpy_files
 from fedlens.data.arrays import Column, Pixels
 from fedlens.data.class_names import called
+from fedlens.data.csv_files import listed_in
 from fedlens.data.folders import listed_by_class
-from fedlens.data.layouts import images
-from fedlens.data.pictures import decode, refuse
+from fedlens.data.pictures import Found, Undecodable, decode, glance, refuse
+from fedlens.data.places import Counted
 from fedlens.fleet.terms import Terms
+from fedlens.storage.cores import num_cores
 from fedlens.storage.reading import reading
 
 IMAGES, LABELS = "images.npy", "labels.npy"
@@ -31,7 +35,8 @@ def site_examples(data: Path, terms: Terms, cache: Path | None) -> Examples:
     """The examples in `data`, with the class numbers of the terms.
 
     `data` is a .npz file with x_train and y_train (and classes, if its labels are numbered
-    differently), or a folder with a folder of images for each class. `cache` keeps what was read;
+    differently), a folder with a folder of images for each class, or a csv file that lists them
+    with labels, as `fedlens import` writes it. `cache` keeps what was read;
     without it, nothing is written.
     """
     if cache is None:
@@ -55,18 +60,50 @@ def site_examples(data: Path, terms: Terms, cache: Path | None) -> Examples:
     return Examples(images, torch.from_numpy(labels))
 
 
+def _listed(data: Path) -> Found | None:
+    """The image files of a folder, or those to train on of a csv file; None for other data."""
+    if data.is_dir():
+        return listed_by_class(data)
+    return listed_in(data).of("train") if data.suffix == ".csv" else None
+
+
+def check_files(data: Path, watch: Counted | None = None) -> None:
+    """Raise ValueError that names all image files in `data` that cannot be decoded."""
+    listed = _listed(data)
+    files = [] if listed is None else listed.files
+
+    def broken(file: Path) -> Undecodable | None:
+        try:
+            glance(file)
+        except Undecodable as error:
+            return error
+        return None
+
+    found = []
+    with ThreadPoolExecutor(num_cores()) as pool:
+        for done, error in enumerate(pool.map(broken, files), 1):
+            found += [error] if error is not None else []
+            if watch is not None:
+                watch(done, len(files))
+    refuse(found, "take them out, or list the others in a csv file, as `fedlens import` does")
+
+
 def identity(data: Path) -> str:
-    """A hash of names and sizes (a folder) or checksums (.npz), the same for a copy of the data.
+    """A hash of names, sizes and classes, or of checksums (.npz): the same for a copy of the data.
 
     No image is opened. Raise ValueError if `data` cannot hold examples.
     """
     if not data.exists():
         raise ValueError(f"{data} does not exist: set --data to the site's examples")
-    if data.is_dir():
-        listed = listed_by_class(data)
-        content = [[name, (data / name).stat().st_size] for name in listed.names]
+    if (listed := _listed(data)) is not None:
+        content: list[list[Any]] = [
+            [name, (listed.base / name).stat().st_size, listed.classes[label]]
+            for name, label in zip(listed.names, listed.labels, strict=True)
+        ]
     elif not is_zipfile(data):
-        raise ValueError(f"{data} is not a folder or .npz file: set --data to the site's examples")
+        raise ValueError(
+            f"{data} is not a folder, a csv or .npz file: set --data to the site's examples"
+        )
     else:
         with reading(data), ZipFile(data) as file:
             content = [[entry.filename, entry.CRC] for entry in file.infolist()]
@@ -75,8 +112,8 @@ def identity(data: Path) -> str:
 
 def num_examples(data: Path) -> int:
     """How many examples are in `data`. No image is opened."""
-    if data.is_dir():
-        return len(listed_by_class(data).files)
+    if (listed := _listed(data)) is not None:
+        return len(listed.files)
     with reading(data), np.load(data, allow_pickle=False) as file:
         return len(file["y_train"])
 
@@ -92,8 +129,7 @@ def write_site(path: Path, held: Examples, classes: Sequence[str]) -> None:
 
 def _read(data: Path, terms: Terms) -> tuple[Pixels, Column]:
     channels, height, width = terms.shape
-    if data.is_dir():
-        listed = listed_by_class(data)
+    if (listed := _listed(data)) is not None:
         size = height if height == width else None
         pixels, broken = decode(listed.files, (height, width), channels, size)
         refuse(broken)
@@ -124,7 +160,8 @@ def _read(data: Path, terms: Terms) -> tuple[Pixels, Column]:
 
 def _fingerprint(data: Path, terms: Terms) -> str:
     """A hash of the files' names, sizes and times, and of the terms' classes and image shape."""
-    files = images(data) if data.is_dir() else [data]
+    named = _listed(data)
+    files = [*([] if data.is_dir() else [data]), *([] if named is None else named.files)]
     listed = [
         (str(file), stat.st_size, stat.st_mtime_ns)
         for file in files
