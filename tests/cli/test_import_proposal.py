@@ -37,7 +37,7 @@ def test_large_photos_get_a_pretrained_head_and_each_choice_its_reason(here, fed
     assert tables["local"]["class_balance"] == 0.99
     for key in ("weights", "normalise", "norm", "train", "class_balance", "metrics"):
         assert re.search(rf"^{key} = .*  # .", text, re.MULTILINE), key
-    expected = re.search(r"expect: (\d+) images .* between (\S+) and (\S+)", told)
+    expected = re.search(r"expect: tests on (\d+) of .* between (\S+) and (\S+)", told)
     assert expected is not None and 2 <= int(expected[1]) <= 6
     assert list(expected.groups()[1:]) == [f"{x:.0%}" for x in wilson(0.8, int(expected[1]))]
     result = fl.run(fl.Experiment.read(here / "photos.toml", overrides=["rounds=2"]))

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Condition
-from typing import TYPE_CHECKING, BinaryIO, Literal
+from typing import TYPE_CHECKING, BinaryIO, Literal, TypeVar
 
 import numpy as np
 
@@ -58,6 +58,7 @@ MEGAPIXELS = 100.0  # of the largest image, and of all that are decoded at the s
 
 
 Opened = Callable[[Path], Path | BinaryIO]
+T, R = TypeVar("T"), TypeVar("R")
 
 
 class Undecodable(ValueError):
@@ -208,14 +209,21 @@ def decode(
         pixels[i] = image
         return None
 
-    broken = []
+    found = in_parallel(fill, range(len(paths)), watch)
+    return pixels, [one for one in found if one is not None]
+
+
+def in_parallel(
+    function: Callable[[T], R], given: Sequence[T], watch: Counted | None = None
+) -> list[R]:
+    """What a function makes of each; `watch` is called with the number done and the total."""
+    found = []
     with ThreadPoolExecutor(num_cores()) as pool:
-        for done, error in enumerate(pool.map(fill, range(len(paths))), 1):
-            if error is not None:
-                broken.append(error)
+        for one in pool.map(function, given):
+            found.append(one)
             if watch is not None:
-                watch(done, len(paths))
-    return pixels, broken
+                watch(len(found), len(given))
+    return found
 
 
 def read(

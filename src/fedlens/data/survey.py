@@ -6,7 +6,6 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -23,9 +22,8 @@ from fedlens.data.layouts import (
     refuse_strangers,
     without_images,
 )
-from fedlens.data.pictures import MEGAPIXELS, Part, glance
+from fedlens.data.pictures import MEGAPIXELS, Part, glance, in_parallel
 from fedlens.data.places import Counted
-from fedlens.storage.cores import num_cores
 
 SEVERAL = re.compile(r"(.*\d.*)[-_ ](?:\d{1,2}|[a-z]|left|right)")  # as in p17_2 or 0042-left
 SIDES = (28, 32, 64, 96, 128, 224)  # sizes that images are resized to, in pixels
@@ -172,19 +170,12 @@ def survey(
         content = hashlib.sha256(file.read_bytes()).hexdigest()
         return Seen(*one, size, gray, content, patients.get(one.file, ""))
 
-    with ThreadPoolExecutor(num_cores()) as pool:
-        found_so_far = []
-        for one in pool.map(examined, laid.placed):
-            found_so_far.append(one)
-            if watch is not None:
-                watch(len(found_so_far), len(files))
-    seen = [one for one in found_so_far if isinstance(one, Seen)]
+    every = in_parallel(examined, laid.placed, watch)
+    seen = [one for one in every if isinstance(one, Seen)]
     if not seen:
-        raise ValueError(
-            f"none of the {len(files)} images in {folder} can be decoded: {found_so_far[0]}"
-        )
+        raise ValueError(f"none of the {len(files)} images in {folder} can be decoded: {every[0]}")
     refuse_strangers((folder / one.path, one.label, one.split) for one in seen)
-    broken = [one for one in found_so_far if isinstance(one, str)]
+    broken = [one for one in every if isinstance(one, str)]
     bare = without_images(folder, files, laid.num_levels)
     found = Survey(folder, laid, seen, broken, suffixes, bare)
     if len(found.classes) == 1:

@@ -7,7 +7,6 @@ import json
 import shutil
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile, is_zipfile
@@ -22,10 +21,9 @@ from fedlens.data.arrays import Column, Pixels
 from fedlens.data.class_names import called
 from fedlens.data.csv_files import listed_in
 from fedlens.data.folders import listed_by_class
-from fedlens.data.pictures import Found, Undecodable, decode, glance, refuse
+from fedlens.data.pictures import Found, Undecodable, decode, glance, in_parallel, refuse
 from fedlens.data.places import Counted
 from fedlens.fleet.terms import Terms
-from fedlens.storage.cores import num_cores
 from fedlens.storage.reading import reading
 
 IMAGES, LABELS = "images.npy", "labels.npy"
@@ -79,12 +77,7 @@ def check_files(data: Path, watch: Counted | None = None) -> None:
             return error
         return None
 
-    found = []
-    with ThreadPoolExecutor(num_cores()) as pool:
-        for done, error in enumerate(pool.map(broken, files), 1):
-            found += [error] if error is not None else []
-            if watch is not None:
-                watch(done, len(files))
+    found = [one for one in in_parallel(broken, files, watch) if one is not None]
     refuse(found, "take them out, or list the others in a csv file, as `fedlens import` does")
 
 
