@@ -58,7 +58,8 @@ MEGAPIXELS = 100.0  # of the largest image, and of all that are decoded at the s
 
 
 Opened = Callable[[Path], Path | BinaryIO]
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Undecodable(ValueError):
