@@ -354,9 +354,7 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 def layers_sent_once(experiment: Experiment, dataset: Dataset) -> Tree:
     """The layers that are not trained and were loaded: sites cannot make them by themselves."""
-    if experiment.weights is None or not (experiment.train_last or experiment.norm == "frozen"):
-        return {}
-    return make_network(experiment, dataset)[0].frozen
+    return {} if experiment.weights is None else make_network(experiment, dataset)[0].frozen
 
 
 def for_fleet(experiment: Experiment) -> Experiment:
