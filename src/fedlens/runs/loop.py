@@ -250,7 +250,7 @@ class ActiveRun:
             if 0 < len(shares) <= FEW_CLIENTS:
                 record[BY_CLIENT] = [x if math.isfinite(x) else None for x in shares]
             if self.stopping.judge(record) and experiment.evaluate.best:
-                best = merged(self._tensors_of(state))
+                best = self._tensors_of(state)
             self._end_if_told()
             if self.status == "finished" or state.round == self.last_round:
                 self._write_details(details)
@@ -336,7 +336,7 @@ class ActiveRun:
         if ended and setup.engine.reporting is None:
             self._write_details(Evaluation(setup, setup.engine, self.state).read(self.twin)[1])
         if self.folder is not None and self.details:
-            models = {run_files.MODEL: self.model, run_files.BEST: self._whole.best}
+            models = {run_files.MODEL: self.tensors, run_files.BEST: self._whole.best}
             with aside(setup.device):  # on the stream where evaluations have their buffers
                 self.details["calibration"] = {
                     file: about._asdict()
@@ -406,6 +406,11 @@ class ActiveRun:
         if self.folder is not None:
             self.folder.write_json(run_files.SUMMARY, self.summary)
 
+    @property
+    def tensors(self) -> Tree:
+        """Those of the model, by the names that they have in training."""
+        return self._tensors_of(self.state)
+
     def _tensors_of(self, state: State) -> Tree:
         return state.params | state.buffers | self.setup.network.frozen
 
@@ -415,9 +420,9 @@ class ActiveRun:
             self.status,
             self.records,
             self.summary,
-            self._tensors_of(self.state),
+            self.tensors,
             self.folder.path if self.folder else None,
-            self._whole.best,
+            None if self._whole.best is None else merged(self._whole.best),
             self.client_accuracy,
         )
 
