@@ -14,6 +14,9 @@ ROOT = Path(__file__).parents[1]
 
 LONGEST, LONGEST_ALGORITHM = 700, 150  # lines of a file
 
+# The half of `report` that draws values, whatever they are: notebooks show a run by it.
+DRAWING = [f"report.{one}" for one in ("blocks", "draw", "numbers", "palette", "tables", "texts")]
+
 ORDER = [
     ["version", "storage", "core", "privacy"],
     ["config"],
@@ -25,7 +28,7 @@ ORDER = [
     ["config.experiment", "config.explained", "config.protection"],  # they read what is above
     ["setup"],
     ["evaluation"],
-    ["runs"],
+    ["runs", *DRAWING],
     ["report", "recipes", "audit"],
     ["deploy"],
     ["fleet"],
