@@ -170,7 +170,8 @@ class LocalTraining:
     """let no number of a gradient go beyond ± this; with both, it comes before `local.clip`"""
     class_balance: Chance = 0.0
     """let examples of rare classes count more, by the effective numbers of the class-balanced loss:
-    its β, customarily 0.9 to 0.9999; 0: all count alike"""
+    its β, customarily 0.9 to 0.9999; 0: all examples count alike; 1: all classes, by inverse
+    frequency"""
     reset: bool = True
     """what the optimiser remembers (momentum, Adam's means and its count of steps) starts afresh
     every round; with `false` each client keeps its own, and nothing else that local training
