@@ -43,7 +43,7 @@ def test_a_disk_that_fills_up_in_a_round_gives_one_line_and_leaves_the_last_chec
     written, syncs = os.fsync, iter(range(10**6))
 
     def full(handle: int) -> None:
-        if next(syncs) > 14:  # from then on, whatever is written
+        if next(syncs) > 16:  # from then on, whatever is written
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         written(handle)
 
@@ -64,7 +64,7 @@ def test_a_sweep_on_a_full_disk_goes_on_once_there_is_room(here, fedlens, monkey
     written, syncs = os.fsync, iter(range(10**6))
 
     def full(handle: int) -> None:
-        if next(syncs) > 14:
+        if next(syncs) > 16:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         written(handle)
 

@@ -285,12 +285,12 @@ def test_import_counts_what_it_passed_over_in_one_line(here, fedlens):
 
 def test_a_folder_of_other_files_says_which_there_are(here, fedlens):
     (here / "scans" / "bag").mkdir(parents=True)
-    for name in ("1.dcm", "2.dcm", "notes.txt"):
+    for name in ("1.svs", "2.svs", "notes.txt"):
         (here / "scans" / "bag" / name).write_text("x")
     ended = fedlens("import", "scans")
     assert (ended.status, ended.err) == (
         2,
-        "fedlens: scans has no images that we read (.dcm 2, .txt 1): name the folder that they are "
+        "fedlens: scans has no images that we read (.svs 2, .txt 1): name the folder that they are "
         "in, or save them as JPEG or PNG\n",
     )
 

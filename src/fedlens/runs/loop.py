@@ -313,9 +313,7 @@ class ActiveRun:
         elif self.file is not None:
             self.file.sync()
         if self.folder is not None:
-            self.closer["sha256"] = self.folder.save_model(
-                self.result.model, self.result.best_model
-            )
+            self.closer["sha256"] = self.folder.save_model(merged(self.tensors), self._best_model)
         if status == "finished" and self.has_news(status):
             self._look_closer()
         self.write_summary(status)
@@ -415,6 +413,10 @@ class ActiveRun:
         return state.params | state.buffers | self.setup.network.frozen
 
     @property
+    def _best_model(self) -> Tree | None:
+        return None if self._whole.best is None else merged(self._whole.best)
+
+    @property
     def result(self) -> Result:
         return Result(
             self.status,
@@ -422,7 +424,7 @@ class ActiveRun:
             self.summary,
             self.tensors,
             self.folder.path if self.folder else None,
-            None if self._whole.best is None else merged(self._whole.best),
+            self._best_model,
             self.client_accuracy,
         )
 

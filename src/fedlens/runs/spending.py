@@ -14,15 +14,18 @@ from fedlens.privacy.events import Release
 from fedlens.privacy.ledger import Entry, Ledger
 from fedlens.setup import Setup
 
-NOT_COVERED = (
+OF_KEYS = (  # where noise is drawn by key
     "the seed, by which noise is drawn: whoever knows it can take the noise away; with a ledger, "
     "the salt in manifest.json, too",
+    "other runs of the same seed, without a ledger: they have the same noise, which is gone in "
+    "their difference",
+)
+NOT_COVERED = (
     "who takes part in a round, and how many batches and examples are seen (rounds.jsonl)",
     "who holds what (partition.json, manifest.json, emd in summary.json, the page)",
     "the pixels' mean and deviation, if they are measured on the training images",
     "the test and validation images that accuracies are measured on",
-    "other runs on these clients: each costs what it costs, and they add up; without a ledger, "
-    "those of the same seed have the same noise, which is gone in their difference",
+    "other runs on these clients: each costs what it costs, and they add up",
 )
 KEPT = "what clients keep for themselves between rounds (the checkpoint)"
 SIZES = "how many examples each client holds (shares of updates, numbers of steps)"
@@ -110,7 +113,7 @@ class Spending:
             "ledger": given.ledger,
         }
         elsewhere = self.setup.engine.reporting is not None  # then sites draw the noise
-        listed = list(NOT_COVERED[1:] if elsewhere else NOT_COVERED)
+        listed = [*(() if elsewhere else OF_KEYS), *NOT_COVERED]
         if self.examples is not None:
             return common | {
                 "noise": self.examples.noise,
