@@ -224,7 +224,7 @@ def test_a_ledger_is_shown_with_its_limit(fedlens, tmp_path):
     told = json.loads(fedlens("privacy", "ledger", file, "--json").out)
     assert told["limit"] == {"epsilon": 8.0, "delta": 1e-5}
     assert told["spent"][0]["epsilon"] == pytest.approx(epsilon([Release(1.1)], 1e-5))
-    for words in (("--limit", -1), ("--delta", 0)):
+    for words in (("--limit", -1), ("--limit", "inf"), ("--delta", 0)):
         assert fedlens("privacy", "ledger", file, *words).status == 2
 
 

@@ -8,6 +8,7 @@ last line that is torn, by a kill or a full disk, stands for nothing, and the ne
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -118,8 +119,8 @@ class Ledger:
 
     def set_limit(self, limit: Limit) -> None:
         accountant.check_delta(limit.delta)
-        if not limit.epsilon > 0:
-            raise ValueError(f"limit is {limit.epsilon}: choose a number above 0")
+        if not 0 < limit.epsilon < math.inf:
+            raise ValueError(f"limit is {limit.epsilon}: choose a finite number above 0")
         handle = self._open()
         try:
             self._read(handle)
