@@ -24,7 +24,7 @@ NOT_COVERED = (
     "who takes part in a round, and how many batches and examples are seen (rounds.jsonl)",
     "who holds what (partition.json, manifest.json, emd in summary.json, the page)",
     "the pixels' mean and deviation, if they are measured on the training images",
-    "the test and validation images that accuracies are measured on",
+    "the test and validation images, on which accuracies are measured and probabilities calibrated",
     "other runs on these clients: each costs what it costs, and they add up",
 )
 KEPT = "what clients keep for themselves between rounds (the checkpoint)"
