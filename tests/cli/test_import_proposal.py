@@ -63,3 +63,25 @@ def test_balanced_classes_count_alike(count, here, fedlens):
     write_sites(here / "h", count=count)
     assert fedlens("import", "h").status == 0
     assert "class_balance" not in (here / "h.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fit"),
+    [
+        ([(50, 50), (60, 58)], None),
+        ([(80, 60), (40, 30)], "stretch"),
+        ([(80, 60), (60, 80)], "letterbox"),
+    ],
+)
+def test_photos_of_several_shapes_keep_them(sizes, fit, here, fedlens):
+    from PIL import Image
+
+    for i in range(8):
+        place = here / "photos" / ("a", "b")[i % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", sizes[i // 2 % 2], (20 * i, 0, 0)).save(place / f"{i}.jpg")
+    told = fedlens("import", "photos").out
+    text = (here / "photos.toml").read_text()
+    assert tomllib.loads(text)["dataset"].get("fit") == fit
+    assert ("  # fit: " in text, "size and fit" in told) == (fit is not None, fit is not None)
+    assert "fit" in fl.Experiment.read(here / "photos.toml").toml() or fit is None

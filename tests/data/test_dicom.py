@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedlens.data.pictures import read
+from fedlens.data.pictures import Form, read
 
 pydicom = pytest.importorskip("pydicom")
 VALUES = np.array([[0, 100], [200, 400]], np.uint16)
@@ -30,12 +30,12 @@ def write(path, values=VALUES, **changes):
 
 
 def shades(path, channels=1):
-    return read(path, channels)[..., 0].flatten().tolist()
+    return read(path, Form(channels=channels))[..., 0].flatten().tolist()
 
 
 def test_without_a_window_the_darkest_is_0_and_the_brightest_255(tmp_path):
     assert shades(write(tmp_path / "a.dcm")) == [0, 64, 127, 255]
-    assert read(tmp_path / "a.dcm", 3).shape == (2, 2, 3)
+    assert read(tmp_path / "a.dcm", Form(channels=3)).shape == (2, 2, 3)
 
 
 def test_the_window_of_the_file_is_shown_and_the_rest_clipped(tmp_path):
@@ -56,7 +56,9 @@ def test_low_values_that_mean_white_are_turned_round(tmp_path):
 def test_colour_and_several_frames(tmp_path):
     colour = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
     about = {"SamplesPerPixel": 3, "PhotometricInterpretation": "RGB", "PlanarConfiguration": 0}
-    assert np.array_equal(read(write(tmp_path / "a.dcm", colour, **about), 3), colour)
+    assert np.array_equal(
+        read(write(tmp_path / "a.dcm", colour, **about), Form(channels=3)), colour
+    )
     frames = np.stack([VALUES, VALUES + 7])[..., None]
     assert shades(write(tmp_path / "b.dcm", frames, NumberOfFrames=2)) == [0, 64, 127, 255]
 
@@ -65,13 +67,13 @@ def test_a_damaged_file_and_one_too_large_are_named(tmp_path):
     path = write(tmp_path / "a.dcm")
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(ValueError, match=r"a\.dcm"):
-        read(path, 1)
+        read(path, Form(channels=1))
     with pytest.raises(ValueError, match="megapixels"):
-        read(write(tmp_path / "b.dcm"), 1, megapixels=1e-6)
+        read(write(tmp_path / "b.dcm"), Form(channels=1, megapixels=1e-6))
 
 
 def test_without_pydicom_a_line_says_what_to_install(tmp_path, monkeypatch):
     path = write(tmp_path / "a.dcm")
     monkeypatch.setitem(__import__("sys").modules, "pydicom", None)
     with pytest.raises(ValueError, match=r"fedlens\[dicom\]"):
-        read(path, 1)
+        read(path, Form(channels=1))

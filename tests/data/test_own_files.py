@@ -15,7 +15,7 @@ from fedlens.core.federation import Pool
 from fedlens.data import DATASETS, Source, published
 from fedlens.data.arrays import held_out, mean_and_std
 from fedlens.data.partitions import PARTITIONS
-from fedlens.data.pictures import pixels_of
+from fedlens.data.pictures import Form, pixels_of
 from fedlens.data.pictures import read as read_pixels
 from tests.data.published_files import pixels
 
@@ -110,24 +110,29 @@ def test_gray_of_more_than_8_bits_goes_from_its_darkest_to_its_brightest_pixel(
     values = np.array([[100, 1100], [2100, 4100]]).astype(kind)
     Image.fromarray(values).save(tmp_path / f"scan.{ending}")
     expected = [0, round(255 / 4), round(255 / 2), 255]
-    assert read_pixels(tmp_path / f"scan.{ending}", 1).flatten().tolist() == expected
-    colours = read_pixels(tmp_path / f"scan.{ending}", 3)
+    assert read_pixels(tmp_path / f"scan.{ending}", Form(channels=1)).flatten().tolist() == expected
+    colours = read_pixels(tmp_path / f"scan.{ending}", Form(channels=3))
     assert colours.shape == (2, 2, 3) and colours[..., 2].flatten().tolist() == expected
 
 
 def test_deep_gray_without_contrast_is_black_and_without_numbers_refused(tmp_path):
     Image.fromarray(np.full((4, 4), 40000, np.uint16)).save(tmp_path / "flat.png")
-    assert not read_pixels(tmp_path / "flat.png", 1).any()
+    assert not read_pixels(tmp_path / "flat.png", Form(channels=1)).any()
     Image.fromarray(np.full((4, 4), np.nan, np.float32)).save(tmp_path / "none.tif")
     with pytest.raises(ValueError, match="finite"):
-        read_pixels(tmp_path / "none.tif", 1)
+        read_pixels(tmp_path / "none.tif", Form(channels=1))
 
 
 def test_cmyk_and_alpha_have_the_colours_that_viewers_show(tmp_path):
     Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(tmp_path / "print.jpg", quality=100)
-    assert np.abs(read_pixels(tmp_path / "print.jpg", 3).astype(int) - [255, 0, 0]).max() <= 4
+    assert (
+        np.abs(
+            read_pixels(tmp_path / "print.jpg", Form(channels=3)).astype(int) - [255, 0, 0]
+        ).max()
+        <= 4
+    )
     Image.new("RGBA", (2, 2), (10, 20, 30, 128)).save(tmp_path / "clear.png")
-    assert read_pixels(tmp_path / "clear.png", 3)[0, 0].tolist() == [10, 20, 30]
+    assert read_pixels(tmp_path / "clear.png", Form(channels=3))[0, 0].tolist() == [10, 20, 30]
 
 
 def test_a_large_jpeg_is_decoded_small_and_looks_the_same(tmp_path):
@@ -136,7 +141,7 @@ def test_a_large_jpeg_is_decoded_small_and_looks_the_same(tmp_path):
     photo = coarse.resize((1600, 1200), Image.Resampling.BICUBIC)
     photo.save(tmp_path / "photo.jpg", quality=92)
     with Image.open(tmp_path / "photo.jpg") as file:
-        small = pixels_of(file, 3, 64)
+        small = pixels_of(file, Form(64, 3))
         assert file.size == (200, 150)  # an eighth, more than twice what is asked for
     exact = np.asarray(photo.resize((64, 64), Image.Resampling.BILINEAR)).astype(int)
     assert np.abs(small - exact).mean() < 2 and np.abs(small - exact).max() < 20

@@ -13,7 +13,7 @@ from PIL.ExifTags import Base
 
 import fedlens as fl
 from fedlens.data.arrays import held_out
-from fedlens.data.pictures import glance
+from fedlens.data.pictures import Form, glance
 from fedlens.data.pictures import read as read_pixels
 from fedlens.data.survey import survey
 from fedlens.report.holdings import client_rows
@@ -230,7 +230,7 @@ def photo(path, turned=1):
 def test_a_look_at_a_jpeg_tells_its_own_size(tmp_path):
     for turned, size in ((1, (160, 120)), (3, (160, 120)), (6, (120, 160)), (8, (120, 160))):
         assert glance(photo(tmp_path / "a.jpg", turned)) == (size, False)
-        assert read_pixels(tmp_path / "a.jpg", 3).shape == (size[1], size[0], 3)
+        assert read_pixels(tmp_path / "a.jpg", Form(channels=3)).shape == (size[1], size[0], 3)
 
 
 @pytest.mark.parametrize("ending", ["jpg", "png"])
@@ -240,7 +240,7 @@ def test_a_look_finds_the_files_that_cannot_be_decoded(tmp_path, ending):
     for share in (0.02, 0.2, 0.5, 0.9, 0.99):
         path.write_bytes(whole[: int(share * len(whole))])
         with pytest.raises(ValueError, match="cannot be decoded") as in_full:
-            read_pixels(path, 3)
+            read_pixels(path, Form(channels=3))
         with pytest.raises(ValueError, match=re.escape(str(in_full.value))):
             glance(path)
 

@@ -15,7 +15,7 @@ import torch
 import fedlens as fl
 from fedlens.data import DATASETS, Source, store
 from fedlens.data.curation import Listing, listing
-from fedlens.data.pictures import read
+from fedlens.data.pictures import Form, read
 from fedlens.setup import build
 from tests.command_line import Ended
 from tests.data.naturalists import make
@@ -47,7 +47,7 @@ def test_a_store_holds_every_image_once_and_is_mapped(nature: Path) -> None:
     files = images_of(nature)
     for part in (found.train, found.test):
         for i in (0, len(part) // 2, len(part) - 1):
-            expected = read(files[part.columns["image_id"][i]], 3, 8)
+            expected = read(files[part.columns["image_id"][i]], Form(8, 3))
             assert np.array_equal(part.images[i].permute(1, 2, 0).numpy(), expected)
     exact = found.train.images.double() / 255
     assert found.mean == pytest.approx(exact.mean((0, 2, 3)).tolist())
@@ -76,7 +76,7 @@ def test_a_share_set_apart_for_validation_stays_in_the_mapped_file(nature: Path)
     assert train.images is apart.images is setup.dataset.train.images
     files = images_of(nature)
     for part in (train, apart):
-        expected = [read(files[name], 3, 8) for name in part.columns["image_id"][:5]]
+        expected = [read(files[name], Form(8, 3)) for name in part.columns["image_id"][:5]]
         shown = part.read(slice(5)).permute(0, 2, 3, 1).numpy()
         assert np.array_equal(shown, np.stack(expected))
     assert fl.run(described, data=nature.parent).status == "finished"
@@ -101,7 +101,7 @@ def test_images_that_are_missing_or_broken_are_left_out_and_listed(nature: Path)
     assert found.train.columns["image_id"].tolist() == [
         name for name in listed.ids[:200] if name not in gone
     ]
-    last = read(files[found.test.columns["image_id"][-1]], 3, 8)
+    last = read(files[found.test.columns["image_id"][-1]], Form(8, 3))
     assert np.array_equal(found.test.images[-1].permute(1, 2, 0).numpy(), last)
 
 

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fedlens.fleet.site_data import site_examples
 from fedlens.fleet.terms import Terms, for_fleet
 from fedlens.setup.data import load_dataset
 from fedlens.storage.locks import one_writer
+from tests.data.test_fit import write_photo
 from tests.data.test_layouts import write
 from tests.fleet.sites import TESTED, write_experiment
 
@@ -212,3 +214,15 @@ def test_images_behind_links_are_noticed_and_links_to_nowhere_named(tmp_path, te
     (photos / "dog" / "gone.png").symlink_to(tmp_path / "nowhere.png")
     with pytest.raises(ValueError, match=r"gone\.png"):
         site_examples(photos, terms, tmp_path / "cache")
+
+
+def test_a_site_fits_its_photos_as_the_server_does(tmp_path, terms):
+    photos = tmp_path / "photos"
+    write_photo(photos / "cat" / "0.jpg", 400, 200)
+    data = replace(terms.content.data, fit="letterbox")
+    boxed = Terms(replace(terms.content, data=data).text)
+    assert terms.hash != boxed.hash and 'fit = "letterbox"' in "\n".join(boxed.describe())
+    cache = tmp_path / "cache"
+    for found, black in ((terms, False), (boxed, True), (terms, False)):
+        images = site_examples(photos, found, cache).images
+        assert bool((images[0, :, :2] < 30).all()) == black

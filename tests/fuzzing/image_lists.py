@@ -88,7 +88,7 @@ def read_picture(place: Path, data: Data) -> tuple[Path, Read]:
     file = place / "a.png"
     kind = data.draw(st.sampled_from(["png", "jpeg", "gif", "bmp", "tiff", "ppm", "webp"]))
     file.write_bytes(spoilt(data, picture(kind, 20)))
-    return file, lambda: pictures.read(file, data.draw(st.sampled_from([1, 3])), 8)
+    return file, lambda: pictures.read(file, pictures.Form(8, data.draw(st.sampled_from([1, 3]))))
 
 
 def read_curation(place: Path, data: Data) -> tuple[Path, Read]:

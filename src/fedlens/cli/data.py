@@ -20,6 +20,7 @@ from fedlens.config.first_report import imported
 from fedlens.runs.progress import counted, megabytes, shown
 
 if TYPE_CHECKING:
+    from fedlens.core.federation import Fit
     from fedlens.data.pictures import Part
     from fedlens.data.survey import Survey
 
@@ -125,6 +126,10 @@ NUM_CLIENTS = 10  # if there are no sites
 PRETRAINED = "efficientnet-lite0"
 SMALLEST = 96  # pixels; smaller photos gain less from a model that was trained on large ones
 UNBALANCED = 3.0  # so many times as many images of one class as of another
+WHY_FIT: dict[Fit, str] = {
+    "stretch": "fit: most photos have one shape, so all are distorted alike, and none is cut",
+    "letterbox": "fit: photos of several shapes keep them, between black bars",
+}
 MOST_TOLD = 20  # lines of one kind at most: with many sites, most of them lack some class
 
 
@@ -216,6 +221,8 @@ def _experiment(
     dataset: dict[str, Any] = {"name": "csv", "path": listed.name, "channels": found.channels}
     if found.side is not None:
         dataset["size"] = found.side
+    if found.fit is not None:
+        dataset["fit"] = found.fit
     if megapixels is not None:
         dataset["megapixels"] = megapixels
     clients: dict[str, Any] = {"count": _num_clients(found), "partition": "iid"}
@@ -230,6 +237,8 @@ def _experiment(
         "evaluate": {"on": ["test"]},
     }
     reasons = {"clients.partition": "each site is a client"} if found.sites else {}
+    if found.fit is not None:
+        reasons["dataset"] = WHY_FIT[found.fit]
     if _num_train(found) >= FEWEST_TO_STOP:
         tables["evaluate"]["on"] += ["validation"]
         tables["stop"] = {"patience": PATIENCE}
@@ -350,9 +359,10 @@ def _told(found: Survey, size: int | None) -> list[str]:
         lines.append(f"assumed: folders within those say nothing, such as {found.deeper}")
     if size is not None:
         several = f"{len(sizes)} sizes, from {shapes[0]} to {shapes[-1]}"
+        keys = "size" if found.fit is None else "size and fit"
         lines.append(
             f"assumed: all are resized to {size}×{size}, for they are of "
-            f"{shapes[0] if len(sizes) == 1 else several}; else change size"
+            f"{shapes[0] if len(sizes) == 1 else several}; else change {keys}"
         )
     lines.append(f"assumed: {'gray' if found.channels == 1 else 'colour'}; else change channels")
     tested = found.parts["test"] or len(found.seen) - _num_train(found)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -112,6 +112,9 @@ class LeftOut(NamedTuple):
     why: str
 
 
+Fit = Literal["stretch", "crop", "letterbox"]
+"""How an image gets the shape of a set: distorted, cut to its middle, or between black bars."""
+
 COLOURS = 1, 3, 4  # channels that pictures have
 
 
@@ -128,6 +131,7 @@ class Dataset:
     left_out: tuple[LeftOut, ...] = ()  #: files that could not be decoded
     is_mapped: bool = False  #: its images are a memory-mapped file, maybe larger than memory
     validation: Examples | None = None  #: its own; None: a share of train is set apart
+    fit: Fit = "stretch"  #: how its images, and those of predictions, get their shape
 
     def __post_init__(self) -> None:
         if isinstance(self.classes, str) or not isinstance(self.classes, Sequence):

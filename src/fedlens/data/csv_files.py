@@ -12,11 +12,11 @@ import numpy as np
 
 from fedlens.config.options import did_you_mean, no_column
 from fedlens.config.sections import Count, Share
-from fedlens.core.federation import PATIENT, Dataset
+from fedlens.core.federation import PATIENT, Dataset, Fit
 from fedlens.data.arrays import Column
 from fedlens.data.class_names import called, is_number, rank
 from fedlens.data.layouts import part_named, refuse_strangers, with_tests
-from fedlens.data.pictures import MEGAPIXELS, TEST_SHARE, Found, OnError, Part, dataset
+from fedlens.data.pictures import MEGAPIXELS, TEST_SHARE, Form, Found, OnError, Part, dataset
 from fedlens.data.places import Source
 from fedlens.data.s2 import degrees
 from fedlens.storage.reading import csv_table, is_file
@@ -37,6 +37,7 @@ def csv(
     *,
     path: str,
     size: Count | None = None,
+    fit: Fit = "stretch",
     channels: Literal[1, 3] = 3,
     client: str | None = None,
     test_share: Share = TEST_SHARE,
@@ -47,14 +48,14 @@ def csv(
 
     Paths are relative to the csv file. `split` says train, validation or test; without it a
     fixed share of each class, `test_share`, becomes test, about the same of each client, and all
-    images of a patient or none. Another
-    column than `client` may name the clients. All other columns are kept as text. Images are
-    resized to `size` × `size`; without a size all must be as large as the first. Files that cannot
-    be decoded are named, or left out if `on_error` is "skip". So are images of more than
-    `megapixels`.
+    images of a patient or none. Another column than `client` may name the clients. All other
+    columns are kept as text. Images are resized to `size` × `size`, as `fit` says; without a size
+    all must be as large as the first. Files that cannot be decoded are named, or left out if
+    `on_error` is "skip". So are images of more than `megapixels`.
     """
     found = listed_in(source.resolve(path), client)
-    return dataset(found, size, channels, test_share, on_error, megapixels, source.watch)
+    form = Form(size, channels, fit, megapixels)
+    return dataset(found, form, test_share, on_error, source.watch)
 
 
 def names_clients(file: Path) -> bool:

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from fedlens.config.sections import Count, Share
-from fedlens.core.federation import Dataset
+from fedlens.core.federation import Dataset, Fit
 from fedlens.data.class_names import called
 from fedlens.data.layouts import (
     ANNOTATIONS,
@@ -23,7 +23,7 @@ from fedlens.data.layouts import (
     stranger,
     without_images,
 )
-from fedlens.data.pictures import MEGAPIXELS, TEST_SHARE, Found, OnError, dataset
+from fedlens.data.pictures import MEGAPIXELS, TEST_SHARE, Form, Found, OnError, dataset
 from fedlens.data.places import Source, put_in_place
 from fedlens.storage.reading import demand_text, reading
 
@@ -37,6 +37,7 @@ def folder(
     path: str,
     layout: Layout | None = None,
     size: Count | None = None,
+    fit: Fit = "stretch",
     channels: Literal[1, 3] = 3,
     test_share: Share = TEST_SHARE,
     on_error: OnError = "stop",
@@ -46,14 +47,14 @@ def folder(
 
     With `layout` "site/class" they are in `path`/site/class/, or in train and test outside or
     inside the sites, and a column `site` says whose each is; a class that others have may be empty
-    at a site. Without a test folder val takes its
-    place; without both a fixed share of each class, `test_share`, becomes test. Images are
-    resized to `size` × `size`; without a size all must be as large as the first. Files that cannot
-    be decoded are named, or left out if `on_error` is "skip". So are images of more than
-    `megapixels`.
+    at a site. Without a test folder val takes its place; without both a fixed share of each class,
+    `test_share`, becomes test. Images are resized to `size` × `size`, as `fit` says; without a size
+    all must be as large as the first. Files that cannot be decoded are named, or left out if
+    `on_error` is "skip". So are images of more than `megapixels`.
     """
     found = laid_out(source.resolve(path), layout)
-    return dataset(found, size, channels, test_share, on_error, megapixels, source.watch)
+    form = Form(size, channels, fit, megapixels)
+    return dataset(found, form, test_share, on_error, source.watch)
 
 
 def laid_out(place: Path, layout: Layout | None) -> Found:
@@ -133,7 +134,8 @@ def tiny_imagenet(
     words = dict(line.split("\t", 1) for line in lines if "\t" in line)
     found = _found("tiny-imagenet", place, [*placed, *_annotated(place, "val")], wnids)
     classes = [words.get(wnid, wnid).partition(",")[0] for wnid in wnids]
-    return dataset(replace(found, classes=classes), size, 3, on_error=on_error, watch=source.watch)
+    found = replace(found, classes=classes)
+    return dataset(found, Form(size, 3), on_error=on_error, watch=source.watch)
 
 
 def tiny_imagenet_contents(place: Path) -> str:

@@ -15,7 +15,7 @@ from fedlens.config.sections import Share
 from fedlens.core.federation import Dataset, Examples
 from fedlens.data import numpy_files
 from fedlens.data.arrays import Column, demand_labels, examples, held_out, mean_and_std
-from fedlens.data.pictures import decode, refuse
+from fedlens.data.pictures import Form, decode, refuse
 from fedlens.data.places import DRAWINGS, LEAF, Counted, Source, put_in_place
 from fedlens.storage.reading import demand_fields, demand_text, reading
 
@@ -69,7 +69,7 @@ def _drawn(place: Path, watch: Counted | None) -> Drawings:
             raise ValueError(f"{file} does not end with the number of its drawer: take it out")
         drawers.append(int(number) - 1)
     characters = {folder: i for i, folder in enumerate(dict.fromkeys(f.parent for f in files))}
-    pixels, broken = decode(files, (SIDE, SIDE), 1, SIDE, watch)
+    pixels, broken = decode(files, (SIDE, SIDE, 1), Form(SIDE, 1), watch)
     refuse(broken)
     return (
         255 - pixels[..., 0],  # inverted: published as ink on white

@@ -12,10 +12,10 @@ import numpy as np
 
 from fedlens.config.options import no_column
 from fedlens.config.sections import Count, Share
-from fedlens.core.federation import Dataset
+from fedlens.core.federation import Dataset, Fit
 from fedlens.data.arrays import Column, demand_labels
 from fedlens.data.layouts import SPELLINGS, part_named, with_tests
-from fedlens.data.pictures import MEGAPIXELS, TEST_SHARE, Found, OnError, Part, dataset
+from fedlens.data.pictures import MEGAPIXELS, TEST_SHARE, Form, Found, OnError, Part, dataset
 from fedlens.data.places import Source
 from fedlens.storage.reading import reading
 
@@ -30,6 +30,7 @@ def hugging_face(
     label: str | None = None,
     client: str | None = None,
     size: Count | None = None,
+    fit: Fit = "stretch",
     channels: Literal[1, 3] | None = None,
     test_share: Share = TEST_SHARE,
     on_error: OnError = "stop",
@@ -93,7 +94,8 @@ def hugging_face(
         remark,
         opened,
     )
-    return dataset(found, size, channels, test_share, on_error, megapixels, source.watch)
+    form = Form(size, channels, fit, megapixels)
+    return dataset(found, form, test_share, on_error, source.watch)
 
 
 def stored_bytes(row: Mapping[str, Any] | None) -> io.BytesIO:

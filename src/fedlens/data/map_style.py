@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlens.core.federation import Dataset, Examples
+from fedlens.core.federation import Dataset, Examples, Fit
 from fedlens.data.arrays import demand_labels, held_out, mean_and_std
-from fedlens.data.pictures import pixels_of
+from fedlens.data.pictures import Form, pixels_of
 from fedlens.data.places import Counted
 from fedlens.storage import free_memory
 from fedlens.storage.reading import reason
@@ -36,17 +36,20 @@ def map_style(
     *,
     name: str | None = None,
     size: int | None = None,
+    fit: Fit = "stretch",
     channels: Literal[1, 3] | None = None,
     test_share: float = 0.2,
     watch: Counted | None = None,
 ) -> Dataset:
     """Make a data set from one of torchvision's kind, read once: later changes have no effect.
 
-    Pillow images and tensors of bytes are resized to `size` × `size`, and are gray or in colour
-    like the first, unless `channels` is given; floats are used as they are. Without `test`, a fixed
-    share of each class of `train`, `test_share`, becomes test. `train.classes` names the labels.
-    `watch` is called with the number of items read and the total.
+    Pillow images and tensors of bytes are resized to `size` × `size` as `fit` says, and are gray or
+    in colour like the first, unless `channels` is given; floats are used as they are. Without
+    `test`, a fixed share of each class of `train`, `test_share`, becomes test. `train.classes`
+    names the labels. `watch` is called with the number of items read and the total.
     """
+    if size is not None and size < 1:
+        raise ValueError(f"size is {size}: choose a number of pixels, such as 32")
     called = name or type(train).__name__
     parts = {"train": train} if test is None else {"train": train, "test": test}
     done, total = itertools.count(1), sum(map(len, parts.values()))
@@ -55,7 +58,8 @@ def map_style(
         if watch is not None:
             watch(next(done), total)
 
-    read = {part: _examples(items, part, size, channels, tell) for part, items in parts.items()}
+    form = Form(size, channels, fit)
+    read = {part: _examples(items, part, form, tell) for part, items in parts.items()}
     num_classes = 1 + max(int(part.labels.max()) for part in read.values())
     classes = tuple(map(str, getattr(train, "classes", range(num_classes))))
     if test is None:
@@ -69,15 +73,11 @@ def map_style(
     images, mean, std = read["train"].images, None, None
     if not images.is_floating_point():
         mean, std = mean_and_std(images)
-    return Dataset(called, read["train"], read["test"], classes, mean, std)
+    return Dataset(called, read["train"], read["test"], classes, mean, std, fit=fit)
 
 
-def _examples(
-    items: MapStyle, what: str, size: int | None, channels: int | None, tell: Callable[[], None]
-) -> Examples:
+def _examples(items: MapStyle, what: str, form: Form, tell: Callable[[], None]) -> Examples:
     """Read all items of a data set, which error messages call `what`; `tell` is called for each."""
-    if size is not None and size < 1:
-        raise ValueError(f"size is {size}: choose a number of pixels, such as 32")
     count = len(items)
     if not count:
         raise ValueError(f"{what} has no items: add some")
@@ -87,7 +87,7 @@ def _examples(
         where = f"item {i} of {what}"
         try:
             image, label = items[i]
-            one, labels[i] = _tensor(image, channels, size), operator.index(label)
+            one, labels[i] = _tensor(image, form), operator.index(label)
         except Exception as error:  # a data set or a decoder may raise anything
             raise ValueError(
                 f"{where} cannot be read ({reason(error)}): let it be a pair, a Pillow image or a "
@@ -114,7 +114,7 @@ def _examples(
     return Examples(images, torch.from_numpy(labels))
 
 
-def _tensor(image: Any, channels: int | None, size: int | None) -> Tensor:
+def _tensor(image: Any, form: Form) -> Tensor:
     """One image as a tensor [channels, H, W]."""
     from PIL import Image
 
@@ -122,15 +122,15 @@ def _tensor(image: Any, channels: int | None, size: int | None) -> Tensor:
         tensor = image[None] if image.ndim == 2 else image
         if tensor.ndim != 3 or not (tensor.is_floating_point() or tensor.dtype is torch.uint8):
             raise ValueError(f"a tensor {tensor.dtype} {list(image.shape)}")
-        same_size = size is None or tensor.shape[1:] == (size, size)
-        if same_size and channels in (None, len(tensor)):
+        same_size = form.size is None or tensor.shape[1:] == (form.size, form.size)
+        if same_size and form.channels in (None, len(tensor)):
             return tensor
         if tensor.is_floating_point() or len(tensor) not in (1, 3):
             raise ValueError("floats are used as they are: leave size and channels out")
         image = Image.fromarray(tensor.permute(1, 2, 0).squeeze(2).numpy())
     if not isinstance(image, Image.Image):
         raise ValueError(f"a {type(image).__name__} is not an image")
-    pixels = pixels_of(image, channels, size)
+    pixels = pixels_of(image, form)
     return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
 
 

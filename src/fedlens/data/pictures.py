@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, TypeVar
 
 import numpy as np
 
-from fedlens.core.federation import PATIENT, Dataset, LeftOut
+from fedlens.core.federation import PATIENT, Dataset, Fit, LeftOut
 from fedlens.data.arrays import (
     Column,
     Pixels,
@@ -71,6 +71,16 @@ class Undecodable(ValueError):
 
 
 @dataclass(frozen=True)
+class Form:
+    """What image files become: None is whatever each file is."""
+
+    size: int | tuple[int, int] | None = None  # a side, or height and width
+    channels: int | None = None
+    fit: Fit = "stretch"  # how a rectangular image gets the size
+    megapixels: float = MEGAPIXELS  # files of more are refused
+
+
+@dataclass(frozen=True)
 class Found:
     """The image files of a data set, found in folders or listed in a file."""
 
@@ -113,14 +123,12 @@ class Found:
 
 def dataset(
     found: Found,
-    size: int | None,
-    channels: int | None,
+    form: Form,
     test_share: float = TEST_SHARE,
     on_error: OnError = "stop",
-    megapixels: float = MEGAPIXELS,
     watch: Counted | None = None,
 ) -> Dataset:
-    """The data set of these files. Without `size` or `channels`, all must be as the first is.
+    """The data set of these files. Without a size or channels, all must be as the first is.
 
     `watch` is called with the number of decoded images and the total.
     """
@@ -128,9 +136,9 @@ def dataset(
     there = [part for part in PARTS if part in found.parts]
     found = found.take(sorted(range(len(found.parts)), key=lambda i: there.index(found.parts[i])))
     files = found.files
-    *shape, channels = _first_shape(found, channels, megapixels)
-    shape = [size, size] if size else shape
-    pixels, broken = decode(files, shape, channels, size, watch, megapixels, found.opened)
+    shape = _first_shape(found, form)
+    form = replace(form, channels=shape[2])
+    pixels, broken = decode(files, shape, form, watch, found.opened)
     if on_error == "stop":
         refuse(broken, f'{REMEDY}, or let them be left out with on_error = "skip"')
     if broken:
@@ -156,14 +164,15 @@ def dataset(
         *mean_and_std(made["train"].images),
         tuple(LeftOut(str(one.path), one.why) for one in broken),
         validation=made.get("validation"),
+        fit=form.fit,
     )
 
 
-def _first_shape(found: Found, channels: int | None, megapixels: float) -> tuple[int, ...]:
+def _first_shape(found: Found, form: Form) -> tuple[int, ...]:
     """The height, width and channels of the first image that can be decoded."""
     for file in found.files:
-        with suppress(Undecodable), _opened(file, megapixels, found.opened) as image:
-            return pixels_of(image, channels).shape
+        with suppress(Undecodable):
+            return read(file, form, found.opened).shape
     return (1, 1, 1)  # no image can be decoded, which the caller reports
 
 
@@ -179,33 +188,31 @@ def refuse(broken: Sequence[Undecodable], remedy: str = REMEDY) -> None:
 
 def decode(
     paths: Sequence[Path],
-    shape: Sequence[int],
-    channels: int,
-    size: int | None,
+    shape: tuple[int, ...],
+    form: Form,
     watch: Counted | None = None,
-    megapixels: float = MEGAPIXELS,
     opened: Opened = Path,
 ) -> tuple[Pixels, list[Undecodable]]:
-    """The pixels [N, H, W, channels] of image files, each resized to `size` if that is given.
+    """The pixels [N, H, W, channels] of image files, each of this shape [H, W, channels].
 
     Also returns the files that cannot be decoded, whose pixels are undefined. `watch` is called
     with the number of files done and their total.
     """
-    needed = len(paths) * math.prod(shape) * channels
+    needed = len(paths) * math.prod(shape)
     what = f"a set of {len(paths):,} images"
     free_memory.demand(what, {"pixels": needed}, "choose a smaller size")
-    pixels = np.zeros((len(paths), *shape, channels), np.uint8)
+    pixels = np.zeros((len(paths), *shape), np.uint8)
 
     def fill(i: int) -> Undecodable | None:
         try:
-            image = read(paths[i], channels, size, megapixels, opened)
+            image = read(paths[i], form, opened)
         except Undecodable as error:
             return error
         if image.shape != pixels.shape[1:]:
             height, width = image.shape[:2]
             raise ValueError(
                 f"{paths[i]} is {width}×{height}, but the first image is {shape[1]}×{shape[0]}: "
-                f"set size = {min(shape)} or another, and all are resized to it"
+                f"set size = {min(shape[:2])} or another, and all are resized to it"
             )
         pixels[i] = image
         return None
@@ -227,16 +234,10 @@ def in_parallel(
     return found
 
 
-def read(
-    path: Path,
-    channels: int,
-    size: int | tuple[int, int] | None = None,
-    megapixels: float = MEGAPIXELS,
-    opened: Opened = Path,
-) -> Pixels:
-    """The pixels [H, W, channels] of an image file, resized to `size` (a side, or H and W)."""
-    with _opened(path, megapixels, opened) as file:
-        return pixels_of(file, channels, size)
+def read(path: Path, form: Form, opened: Opened = Path) -> Pixels:
+    """The pixels [H, W, channels] of an image file."""
+    with _opened(path, form.megapixels, opened) as file:
+        return pixels_of(file, form)
 
 
 def glance(path: Path, megapixels: float = MEGAPIXELS) -> tuple[tuple[int, int], bool]:
@@ -257,7 +258,7 @@ def glance(path: Path, megapixels: float = MEGAPIXELS) -> tuple[tuple[int, int],
 
 
 def _is_gray(image: Image.Image) -> bool:
-    colours = pixels_of(image, 3)
+    colours = pixels_of(image, Form(channels=3))
     return all(bool((colours[..., 0] == colours[..., i]).all()) for i in (1, 2))
 
 
@@ -317,26 +318,44 @@ class Budget:
 _pixels = Budget(MEGAPIXELS * 1e6)
 
 
-def pixels_of(
-    given: Image.Image, channels: int | None, size: int | tuple[int, int] | None = None
-) -> Pixels:
-    """The pixels [H, W, channels] of a Pillow image; without `channels`, gray stays gray."""
+def pixels_of(given: Image.Image, form: Form) -> Pixels:
+    """The pixels [H, W, channels] of a Pillow image; without channels, gray stays gray."""
     from PIL import Image, ImageOps
     from PIL.ExifTags import Base
 
+    size = (form.size, form.size) if isinstance(form.size, int) else form.size
     if size is not None and given.format == "JPEG":
-        least = ENOUGH * (size if isinstance(size, int) else max(size))
+        least = ENOUGH * max(size)
         given.draft(None, (least, least))
     is_upright = given.getexif().get(Base.Orientation, 1) == 1
     upright = given if is_upright else ImageOps.exif_transpose(given)
     is_deep = given.mode.startswith(("I", "F"))
     if is_deep:
         upright = Image.fromarray(in_bytes(np.asarray(upright)))
-    channels = channels or (1 if is_deep or given.mode in GRAY else 3)
+    channels = form.channels or (1 if is_deep or given.mode in GRAY else 3)
     mode = "L" if channels == 1 else "RGB"
     image = upright if upright.mode == mode else upright.convert(mode)
-    height, width = (size, size) if isinstance(size, int) else size or image.size[::-1]
-    if image.size != (width, height):
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    if size is not None and image.size != size[::-1]:
+        image = _fitted(image, size, form.fit)
     pixels = np.asarray(image)
     return pixels.reshape(*pixels.shape[:2], channels)
+
+
+def _fitted(image: Image.Image, size: tuple[int, int], fit: Fit) -> Image.Image:
+    """An image of this height and width."""
+    from PIL import Image
+
+    (width, height), (high, wide) = image.size, size
+    if fit == "letterbox":
+        scale = min(wide / width, high / height)
+        inner = max(round(width * scale), 1), max(round(height * scale), 1)
+        whole = Image.new(image.mode, (wide, high))  # black
+        left, top = (wide - inner[0]) // 2, (high - inner[1]) // 2
+        whole.paste(image.resize(inner, Image.Resampling.BILINEAR), (left, top))
+        return whole
+    box = None
+    if fit == "crop":
+        step = min(width / wide, height / high)
+        x, y = max((width - wide * step) / 2, 0), max((height - high * step) / 2, 0)
+        box = x, y, width - x, height - y
+    return image.resize((wide, high), Image.Resampling.BILINEAR, box)

@@ -25,7 +25,7 @@ from fedlens.core.federation import Dataset
 from fedlens.data import numpy_files
 from fedlens.data.arrays import Column, examples, mean_and_std
 from fedlens.data.curation import Listing
-from fedlens.data.pictures import ENDINGS, read
+from fedlens.data.pictures import ENDINGS, Form, read
 from fedlens.data.places import Source, not_here, roots
 from fedlens.storage import free_memory
 from fedlens.storage.cores import num_cores
@@ -222,7 +222,7 @@ def _decode_all(
         try:
             if path is None:
                 return MISSING, 0
-            pixels[i] = read(path, 3, size)
+            pixels[i] = read(path, Form(size, 3))
         except ValueError:
             return BROKEN, 0
         return DONE, zlib.crc32(pixels[i])

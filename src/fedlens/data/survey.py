@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from fedlens.core.federation import Fit
 from fedlens.data.layouts import (
     ANNOTATIONS,
     Laid,
@@ -27,6 +28,8 @@ from fedlens.data.places import Counted
 
 SEVERAL = re.compile(r"(.*\d.*)[-_ ](?:\d{1,2}|[a-z]|left|right)")  # as in p17_2 or 0042-left
 SIDES = (28, 32, 64, 96, 128, 224)  # sizes that images are resized to, in pixels
+SAME_SHAPE = 1.1  # so many times as wide, for their height, are images of one shape
+FEW = 0.1  # the share of images that may be of another shape than most
 
 
 class Seen(NamedTuple):
@@ -119,6 +122,16 @@ class Survey:
             return None
         typical = median(min(one.size) for one in self.seen)
         return max((side for side in SIDES if side <= typical), default=SIDES[0])
+
+    @property
+    def fit(self) -> Fit | None:
+        """How to resize images that are not square; None if they are, or are not resized."""
+        ratios = sorted(one.size[0] / one.size[1] for one in self.seen)
+        middle = median(ratios)
+        if self.side is None or 1 / SAME_SHAPE < ratios[0] <= ratios[-1] < SAME_SHAPE:
+            return None
+        others = [one for one in ratios if not middle / SAME_SHAPE < one < middle * SAME_SHAPE]
+        return "letterbox" if len(others) > FEW * len(ratios) else "stretch"
 
     @property
     def channels(self) -> int:

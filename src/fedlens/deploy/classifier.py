@@ -6,18 +6,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlens.config.experiment import Experiment
+from fedlens.core.federation import Fit
 from fedlens.data.layouts import images as images_below
-from fedlens.data.pictures import MEGAPIXELS, Opened, Undecodable, read
+from fedlens.data.pictures import MEGAPIXELS, Form, Opened, Undecodable, read
 from fedlens.deploy.explain import heat_maps, picture
 from fedlens.deploy.own_models import of_client
+from fedlens.deploy.resizing import resized
 from fedlens.evaluation.reliability import Calibration
 from fedlens.models.weights import not_finite
 from fedlens.runs.folder import RunFolder
@@ -47,11 +48,12 @@ class Preprocessing:
     shape: tuple[int, int, int]  # channels, height, width
     mean: tuple[float, ...]  # per channel, of images scaled to [0, 1]
     std: tuple[float, ...]
+    fit: Fit = "stretch"
 
     def read(self, path: str | Path, opened: Opened = Path) -> Tensor:  # [channels, H, W] uint8
         """The pixels of an image file, upright, in the model's channels and size."""
         channels, height, width = self.shape
-        pixels = read(Path(path), channels, (height, width), opened=opened)
+        pixels = read(Path(path), Form((height, width), channels, self.fit), opened)
         return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
 
     def read_all(
@@ -82,8 +84,7 @@ class Preprocessing:
             raise ValueError(
                 f"images are {given}: give bytes, uint8 [N, {', '.join(map(str, self.shape))}]"
             )
-        scaled = images.to(torch.float32)
-        scaled = F.interpolate(scaled, self.shape[1:], mode="bilinear", antialias=True)
+        scaled = resized(images.to(torch.float32), self.shape[1:], self.fit)
         scaled = scaled.round().clamp(0, 255) / 255
         mean, std = (
             torch.tensor(v, device=images.device)[:, None, None] for v in (self.mean, self.std)
@@ -237,7 +238,10 @@ def _preprocessing(about: Mapping[str, Any]) -> Preprocessing:
         raise ValueError("its images have no size, or a mean and std of other channels")
     if channels * height * width > MEGAPIXELS * 1e6:
         raise ValueError(f"its images are {channels}×{height}×{width}")
-    return Preprocessing((channels, height, width), mean, std)
+    fit = about.get("fit", "stretch")  # runs of earlier versions do not say it
+    if fit not in get_args(Fit):
+        raise ValueError(f"its images are fitted by {fit!r}")
+    return Preprocessing((channels, height, width), mean, std, fit)
 
 
 def image_files(given: Sequence[Path]) -> list[Path]:

@@ -21,7 +21,7 @@ from fedlens.data.arrays import Column, Pixels
 from fedlens.data.class_names import called
 from fedlens.data.csv_files import listed_in
 from fedlens.data.folders import listed_by_class
-from fedlens.data.pictures import Found, Undecodable, decode, glance, in_parallel, refuse
+from fedlens.data.pictures import Form, Found, Undecodable, decode, glance, in_parallel, refuse
 from fedlens.data.places import Counted
 from fedlens.fleet.terms import Terms
 from fedlens.storage.reading import reading
@@ -124,7 +124,8 @@ def _read(data: Path, terms: Terms) -> tuple[Pixels, Column]:
     channels, height, width = terms.shape
     if (listed := _listed(data)) is not None:
         size = height if height == width else None
-        pixels, broken = decode(listed.files, (height, width), channels, size)
+        form = Form(size, channels, terms.content.data.fit)
+        pixels, broken = decode(listed.files, (height, width, channels), form)
         refuse(broken)
         classes, own = [*listed.classes], np.asarray(listed.labels)
     else:
@@ -160,5 +161,5 @@ def _fingerprint(data: Path, terms: Terms) -> str:
         for file in files
         if (stat := file.stat() if file.exists() else file.lstat())
     ]
-    content = json.dumps([listed, terms.classes, terms.shape])
+    content = json.dumps([listed, terms.classes, terms.shape, terms.content.data.fit])
     return hashlib.sha256(content.encode()).hexdigest()[:16]

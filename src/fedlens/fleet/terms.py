@@ -19,7 +19,7 @@ from fedlens.config.experiment import NUM_CLIENTS, Clients, Experiment, Named, a
 from fedlens.config.options import check, names_as_data, refuse_unknown, types_of
 from fedlens.config.sections import Aggregation, Privacy, demand
 from fedlens.core import Tree
-from fedlens.core.federation import Dataset, Examples
+from fedlens.core.federation import Dataset, Examples, Fit
 from fedlens.data.partitions import natural_column
 from fedlens.fleet.keys import fingerprint
 from fedlens.fleet.payload import digest
@@ -49,6 +49,7 @@ class Images:
     shape: tuple[int, int, int]  # channels, height, width
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
+    fit: Fit = "stretch"
 
     def __post_init__(self) -> None:
         unique = 0 < len(self.classes) == len(set(self.classes))
@@ -127,7 +128,7 @@ class Terms:
         """`sites` are all that may take part, which only secure sums must know."""
         check_possible(experiment)
         mean, std = normalisation(experiment, dataset)
-        images = Images(tuple(dataset.classes), dataset.shape, mean, std)
+        images = Images(tuple(dataset.classes), dataset.shape, mean, std, dataset.fit)
         told = _told(experiment.plain())
         given = experiment.aggregation
         whom = tuple(sites) if given is not None and given.secure else ()

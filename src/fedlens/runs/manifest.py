@@ -238,6 +238,7 @@ def _images(setup: Setup) -> dict[str, Any]:
         "mean": list(mean or [0.0] * channels),
         "std": list(std or [1.0] * channels),
         "floats": dataset.train.images.is_floating_point(),
+        "fit": dataset.fit,
     }
 
 
