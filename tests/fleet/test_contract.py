@@ -41,6 +41,7 @@ USED = {  # parameters that are given, by position or name, and the module here 
         "runtime_api_address log_queue token insecure certificates parent_pid",
         "superexec.py",
     ),
+    "superlink.grid.http_grid.pull_objects": ("initial_backoff", "superexec.py"),
     "supercore.runtime.RuntimeHttpClient.from_server_address": (
         "server_address insecure root_certificates interceptors retry_invoker",
         "superexec.py",
@@ -82,6 +83,14 @@ def test_a_private_part_takes_what_it_is_given(path, tmp_path, monkeypatch):
     assert set(wanted.split()) <= {*has}, sentence(f"changed {path}, which takes {has}", file)
     by_place = [name for name in has if name in wanted.split()][:4]
     assert by_place == wanted.split()[:4], sentence(f"changed the order of {path}", file)
+
+
+def test_a_reply_is_pulled_by_the_function_that_is_told_how_soon(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    from flwr.superlink.grid.http_grid import HttpGrid
+
+    uses = HttpGrid.pull_messages.__code__.co_names
+    assert "pull_objects" in uses, sentence("pulls replies by another function", "superexec.py")
 
 
 def test_codes_of_errors_are_those_of_flower(tmp_path, monkeypatch):

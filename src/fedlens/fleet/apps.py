@@ -33,23 +33,34 @@ FAILED = {  # by Flower's error code; any other code means `raised`
     ENDED: ("dropped", "its process ended before it had answered"),
 }
 LOOK = 1.0  # seconds between two checks of which sites are online
-LONG = 10.0  # seconds for all replies that are here, before each is pulled by itself
-SOON = 0.5  # seconds for each then, until the next look
+RATE = 20  # looks for replies in a second, at most, at all sites together
+SHARE, LATE = 0.1, 1.0  # of the time that nothing came, and seconds: then it looks again
 
 
 class Pull(threading.Thread):
-    """Pulls the replies to these messages."""
+    """Waits for the reply to one message.
 
-    def __init__(self, grid: Grid, ids: tuple[str, ...]) -> None:
+    Flower gives a reply to the first who asks, and tells everybody else that there is none; and it
+    waits for the rest of one whose site ended while it sent it. So nobody else asks for this reply,
+    and it holds up no other.
+    """
+
+    def __init__(self, grid: Grid, message: str, of: int) -> None:
         super().__init__(daemon=True)
-        self.grid, self.ids = grid, ids
-        self.error: Exception | None = None
+        self.grid, self.message, self.least = grid, message, of / RATE
+        self.forgotten = threading.Event()
         self.found: list[Message] = []
+        self.error: Exception | None = None
         self.start()
 
     def run(self) -> None:
+        begun = time.monotonic()
         try:
-            self.found = list(self.grid.pull_messages(self.ids))
+            while not self.found and not self.forgotten.is_set():
+                self.found = list(self.grid.pull_messages([self.message]))
+                waited = time.monotonic() - begun
+                if not self.found:
+                    self.forgotten.wait(max(min(SHARE * waited, LATE), self.least))
         except Exception as error:
             self.error = error
 
@@ -63,10 +74,9 @@ class FlowerSites:
 
     grid: Grid
     nodes: Callable[[], Sequence[int | None]]
-    waiting: dict[str, tuple[int, str | None]] = field(default_factory=dict)
-    """By message id: the client, and the start time of its node when the message was sent."""
+    waiting: list[tuple[Pull, int, str | None]] = field(default_factory=list)
+    """For replies, with the clients, and the start times of their nodes when they were asked."""
     looked: float = float("-inf")
-    pulls: list[Pull] = field(default_factory=list)  # that are not over
     known: list[int | None] = field(default_factory=list)  # the nodes, when it last looked
     started: dict[int, str] = field(default_factory=dict)  # start times of online nodes, by client
 
@@ -98,50 +108,32 @@ class FlowerSites:
             for client, order in orders.items()
         ]
         ids = list(self.grid.push_messages(messages))
-        self.waiting |= {
-            one: (client, self.started.get(client)) for one, client in zip(ids, orders, strict=True)
-        }
+        self.waiting += [
+            (Pull(self.grid, one, len(ids)), client, self.started.get(client))
+            for one, client in zip(ids, orders, strict=True)
+        ]
         self.looked = float("-inf")
 
     def arrived(self) -> list[tuple[int, Reply]]:
-        found = []
-        for reply in self._pulled():
-            asked = self.waiting.pop(reply.metadata.reply_to_message_id, None)
-            if asked is not None:
-                found.append((asked[0], _arrived(reply)))
-        # Flower reports a message whose node went offline, unless the node restarted too quickly.
-        there = self.online()
-        for one, (client, started) in list(self.waiting.items()):
-            if client in there and self.started[client] != started:
-                del self.waiting[one]
+        found, left, there = list[tuple[int, Reply]](), [], self.online()
+        for pull, client, started in self.waiting:
+            if not pull.is_alive():
+                if pull.error is not None:
+                    raise pull.error
+                found += [(client, _arrived(reply)) for reply in pull.found]
+            # Flower reports a message whose node went offline, unless it restarted too quickly.
+            elif client in there and self.started[client] != started:
+                pull.forgotten.set()
                 found.append((client, Reply({}, {}, "dropped", "it was started again")))
+            else:
+                left.append((pull, client, started))
+        self.waiting = left
         return found
 
-    def _pulled(self) -> list[Message]:
-        """The replies that are here.
-
-        Flower waits for the rest of one whose site ended while it sent it: that holds up the others
-        for minutes. So where replies take long, each is pulled by itself.
-        """
-        if not self.pulls:
-            asked = [tuple(self.waiting)] if self.waiting else []
-        else:
-            running = {pull.ids for pull in self.pulls}
-            asked = [(one,) for one in self.waiting if (one,) not in running]
-        again = bool(self.pulls)  # what another pull has already may be gone
-        last = time.monotonic() + (SOON if again else LONG)
-        self.pulls += [Pull(self.grid, ids) for ids in asked]
-        for pull in self.pulls:
-            pull.join(max(last - time.monotonic(), 0.0))
-        done = [pull for pull in self.pulls if not pull.is_alive()]
-        self.pulls = [pull for pull in self.pulls if pull not in done]
-        for pull in done:
-            if pull.error is not None and not again:
-                raise pull.error
-        return [reply for pull in done for reply in pull.found]
-
     def forget(self) -> None:
-        self.waiting, self.pulls = {}, []
+        for pull, *_ in self.waiting:
+            pull.forgotten.set()
+        self.waiting = []
 
 
 def _arrived(reply: Message) -> Reply:

@@ -36,7 +36,7 @@ from fedlens.rounds.work import Part, Shared, Work
 DEADLINE = 3600.0  # seconds, if the experiment sets none
 AWAY = 90.0  # seconds to wait for an offline site: Flower refuses a site for 60 after it died
 LARGEST = 1000.0  # times the norm of the model: of an update, if the experiment sets no limit
-PAUSE = 0.25  # seconds between two polls for replies
+PAUSE = 0.05  # seconds between two looks for what has arrived
 STAGE = 120.0  # seconds at most for a stage of a secure sum in which nobody trains
 
 T = TypeVar("T")

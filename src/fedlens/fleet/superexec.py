@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from queue import Queue
 from typing import NoReturn
@@ -27,6 +28,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from fedlens.fleet.flower import end_with
 
 LOOK = 0.2  # seconds between two looks for a task
+AGAIN = 0.05  # seconds until the rest of a reply is looked for, which is announced before it comes
 
 
 def do_tasks(address: str, certificates: bytes) -> NoReturn:
@@ -53,7 +55,11 @@ def do_tasks(address: str, certificates: bytes) -> NoReturn:
 
 def _in_fork(address: str, token: str, certificates: bytes) -> NoReturn:
     """Run one app, then exit: the fork must not continue its parent's work."""
+    from flwr.superlink.grid import http_grid
     from flwr.superlink.runtime.run_serverapp import run_serverapp
+
+    # Flower has no setting for it, and waits for a second.
+    http_grid.pull_objects = partial(http_grid.pull_objects, initial_backoff=AGAIN)
 
     end_with(os.getppid())
     status = 1
