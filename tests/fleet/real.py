@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import fedlens
 from fedlens.config.experiment import Experiment
 from fedlens.fleet.flower import end, free_port
 from fedlens.fleet.keys import texts
@@ -20,6 +21,13 @@ from fedlens.fleet.site import Site
 from fedlens.fleet.terms import Terms, for_fleet, peers
 from fedlens.fleet.trial import make_homes, make_keys, start_site
 from fedlens.setup.data import load_dataset
+
+
+def with_code_of_tests(monkeypatch: Any) -> None:
+    """Processes that start now find the code of these tests, and the Fedlens that is tested."""
+    places = [Path(__file__).parents[2], Path(fedlens.__file__).parents[1]]
+    before = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*map(str, places), *[before] * bool(before)]))
 
 
 class Federation:

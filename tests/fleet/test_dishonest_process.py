@@ -8,7 +8,7 @@ import pytest
 from fedlens.fleet import flower
 from fedlens.fleet.approvals import Approvals
 from fedlens.fleet.terms import Terms
-from tests.fleet.real import Federation, processes_of, wait_until
+from tests.fleet.real import Federation, processes_of, wait_until, with_code_of_tests
 from tests.fleet.sites import write_experiment
 
 pytest.importorskip("flwr", reason="a fleet needs flwr: pip install 'fedlens[fleet]'")
@@ -75,7 +75,7 @@ def test_a_dishonest_server_of_real_processes(tmp_path, monkeypatch):
     plan.write_text(json.dumps({"approved": approved.hash, "sizes": orders}))
     code = APP.replace("PLAN", repr(str(plan))).replace("{", "{{").replace("}", "}}")
     monkeypatch.setattr(flower, "HALF", code)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    with_code_of_tests(monkeypatch)
     with fleet.opened():
         fleet.start(site.home.name)
         flower.write_app(tmp_path / "app", "")

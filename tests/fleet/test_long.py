@@ -10,7 +10,6 @@ import threading
 import time
 from collections import Counter
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,14 @@ from fedlens.fleet.terms import for_fleet
 from fedlens.fleet.trial import start_site
 from fedlens.storage.run_files import read_records
 from tests.fleet import failing
-from tests.fleet.real import Federation, processes_of, soon, updates, wait_until
+from tests.fleet.real import (
+    Federation,
+    processes_of,
+    soon,
+    updates,
+    wait_until,
+    with_code_of_tests,
+)
 from tests.fleet.sites import model_bytes, write_experiment
 from tests.fleet.test_same_bytes import PAPERS
 
@@ -186,7 +192,7 @@ def test_a_site_that_died_is_waited_for(tmp_path):
 
 def test_processes_of_sites_that_fail_are_named(tmp_path, monkeypatch):
     """What Flower makes of a process that raises, dies or does not end; and bad numbers."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # its processes load the loss
+    with_code_of_tests(monkeypatch)  # its processes load the loss
     faults = ("raised", "dropped", "late", "nan", "huge")
     more = f'loss = "{failing.NAME}"\nreporting = {{ deadline = 120.0, largest = 1e6 }}\n'
     path = described(tmp_path, "fedavg", rounds=1, sites=len(faults) + 1, more="")

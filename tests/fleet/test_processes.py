@@ -17,7 +17,14 @@ from fedlens.fleet.terms import for_fleet
 from fedlens.fleet.trial import start_site
 from fedlens.storage.run_files import read_records
 from tests.fleet import wide
-from tests.fleet.real import Federation, processes_of, soon, updates, wait_until
+from tests.fleet.real import (
+    Federation,
+    processes_of,
+    soon,
+    updates,
+    wait_until,
+    with_code_of_tests,
+)
 from tests.fleet.sites import model_bytes, write_experiment
 from tests.fleet.test_long import described
 
@@ -145,10 +152,10 @@ def test_twenty_sites_at_once_end_with_the_bytes_of_the_simulation(tmp_path):
 
 @pytest.mark.parametrize("megabytes", [45, 100])
 def test_a_large_model_is_sent_and_comes_back_to_the_bit(megabytes, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[2]}:{os.environ['PYTHONPATH']}")
+    with_code_of_tests(monkeypatch)
     hidden = megabytes * 10**6 // (4 * 197)
     model = f'{{ name = "{wide.NAME}", hidden = {hidden} }}'
-    path = write_experiment(tmp_path, more=ALL, rounds=2, per_round=2, count=2)
+    path = write_experiment(tmp_path, more=ALL, rounds=3, per_round=2, count=2)
     path.write_text(path.read_text().replace('"linear"', model))
     fleet = Federation(tmp_path / "fleet", path)
     for site in fleet.sites.values():
@@ -159,6 +166,7 @@ def test_a_large_model_is_sent_and_comes_back_to_the_bit(megabytes, tmp_path, mo
         assert fleet.run(path, tmp_path / "run", wait=600.0) == "finished"
     records = read_records(tmp_path / "run")
     assert records[0]["bytes_up"] > 2 * 0.99e6 * megabytes
+    assert not any(record["failed"] for record in records)
     seconds = ", ".join(f"{record['seconds']:.1f}" for record in records)
     print(f"{megabytes} MB, two sites: rounds of {seconds} s")
     assert same_as_simulated(path, tmp_path / "run", tmp_path / "here")
