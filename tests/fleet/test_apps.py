@@ -89,7 +89,7 @@ def reply_to(one, is_gone=False):
 
 def next_of(sites, looks=1):
     """What arrives next; the pulls that are begun, after at least so many looks."""
-    found = []
+    found = list[Any]()
     while looks > 0 or not found:
         found += sites.arrived()
         looks -= 1
