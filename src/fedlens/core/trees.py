@@ -185,7 +185,7 @@ def moved(value: Any, device: torch.device) -> Any:
     if device.type == "cpu":
         return value
     return map_tensors(
-        value, lambda t: t if t.device == device else t.pin_memory().to(device, non_blocking=True)
+        value, lambda t: (t if t.is_cuda else t.pin_memory()).to(device, non_blocking=True)
     )
 
 

@@ -81,6 +81,7 @@ def merged(tensors: Tree) -> Tree:
         elif part == LAYER:
             if kind == "weight":
                 down = tensors[f"{layer}.{DOWN}.weight"]
-                tensor = tensor + (up.flatten(1) @ down.flatten(1)).view_as(tensor)
+                learned = (up.flatten(1) @ down.flatten(1)).view_as(tensor)
+                tensor = tensor + learned.to(tensor.device)  # what is frozen is on the host
             made[f"{layer}.{kind}"] = tensor
     return made

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedlens.algorithm.channel import encode, first_memory, packed, unpacked
 from fedlens.algorithm.slots import ChannelStep
 from fedlens.core import Tree, keys
-from fedlens.core.trees import stack, tensors_in
+from fedlens.core.trees import HostCopy, moved, stack, tensors_in
 from fedlens.network.layout import Layout
 
 DOWN = keys.purpose("download")
@@ -46,11 +46,14 @@ def sent_next(
     difference = {name: (p.double() - start[name].double())[None] for name, p in params.items()}
     key = keys.root(seed, DOWN, round)[None].to(next(iter(params.values())).device)
     encoded = encode(steps, difference, stack([first_memory(steps, params)]), key, layout)
+    # Bits are packed, and unpacked, on the host.
+    update, of_steps, begun = HostCopy((encoded.update, encoded.notes, start)).read()
     found: dict[str, Tree] = {}
-    for name, tensor in encoded.update.items():
-        notes = {kind: tree[name][0] for kind, tree in encoded.notes.items() if name in tree}
+    for name, tensor in update.items():
+        notes = {kind: tree[name][0] for kind, tree in of_steps.items() if name in tree}
         found[name] = packed(steps, tensor.flatten(), layout.entries[name].role, notes)
-    return {HELD: followed(steps, start, found), DIFFERENCE: found, HAVE: {"clients": clients}}
+    now = moved(followed(steps, begun, found), key.device)
+    return {HELD: now, DIFFERENCE: found, HAVE: {"clients": clients}}
 
 
 def followed(steps: Sequence[ChannelStep], start: Tree, difference: Mapping[str, Tree]) -> Tree:

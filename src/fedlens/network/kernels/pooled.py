@@ -19,7 +19,14 @@ from torch import Tensor
 from fedlens.network.kernels.convolution import position_of
 from fedlens.network.kernels.dropout import kept_positions
 from fedlens.network.kernels.launch import launchable
-from fedlens.network.kernels.sizes import Geometry, by_taps, result_size, sizes_of, tile
+from fedlens.network.kernels.sizes import (
+    Geometry,
+    by_taps,
+    result_size,
+    shared_memory,
+    sizes_of,
+    tile,
+)
 from fedlens.network.stacked.products import Padding
 
 DEAD = 4  # in place of a winner, for a window without one
@@ -155,12 +162,14 @@ def pooled_product(
     s = sizes_of(images, (down, across), kernel.shape[2], geometry, padding)
     wide_tile, taps = min(tile(s.outs), 64), by_taps(s.channels)
     deep = 32 if s.channels % 32 == 0 else 16 if taps else min(tile(s.taps * s.channels), 128)
+    loaded = (4 * 64 + wide_tile) * deep * images.element_size()  # bytes of a step: four corners
+    stages = max(1, min(shared_memory(images.device) // loaded, 3))
     grid = triton.cdiv(batch * s.rows * s.columns, 64), clients, triton.cdiv(s.outs, wide_tile)
     _pooled_kernel[grid](
         images, kernel, kernel if bias is None else bias,
         winners if client_keys is None else client_keys, out, winners, batch, rows, columns,
         drops.word, s, windows, TAPS=taps, BORDER=any(padding), HAS_BIAS=bias is not None,
         RELU=geometry.relu, NUM_DROPPED=drops.num_dropped, SCALE=drops.scale, BM=64, BN=wide_tile,
-        BK=deep, num_warps=4, num_stages=3,
+        BK=deep, num_warps=4, num_stages=stages,
     )  # fmt: skip
     return out, winners

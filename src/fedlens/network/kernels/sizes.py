@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Literal, NamedTuple
 
+import torch
+import triton
 from torch import Tensor
 
 from fedlens.network.pool import Windows
@@ -11,6 +14,15 @@ from fedlens.network.stacked.products import Padding
 
 PROGRAMS = 264  # twice the multiprocessors of a large GPU: enough to keep it busy
 SHARED_MEMORY = 160 * 1024  # bytes that a program can use on an A100; an H100 has more
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """The bytes that a program can use on this GPU."""
+    if device.type != "cuda":
+        return SHARED_MEMORY
+    limits = triton.runtime.driver.active.utils.get_device_properties(device.index)
+    return int(limits["max_shared_mem"])
 
 
 def tile(number: int) -> int:
