@@ -90,7 +90,7 @@ def test_threads_take_no_more_together_than_their_budget():
 
 def test_images_are_decoded_within_the_budget_of_all_threads(tmp_path):
     file = photos(tmp_path / "photos", 20, 10) / "cat" / "large.png"
-    reading = threading.Thread(target=pictures.read, args=[file, 3])
+    reading = threading.Thread(target=pictures.read, args=[file, pictures.Form()])
     with pictures._pixels.taking(pictures.MEGAPIXELS * 1e6 - 100):  # half of what it needs is left
         reading.start()
         assert waits(reading)

@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -115,6 +116,19 @@ def data_check(
                 bad.append(one)
     if bad:
         raise ValueError(f"{bad[0]} is damaged or incomplete: {remedy_for(bad[0])}")
+
+
+@data_app.command("clean")
+def data_clean() -> None:
+    """Delete what runs keep: decoded images, and features."""
+    from fedlens.data.places import DECODED, FEATURES, cache
+    from fedlens.storage.kept import size_of
+
+    for place in (cache() / DECODED, cache() / FEATURES):
+        if place.is_dir():
+            size = size_of(place) / 1e6
+            shutil.rmtree(place)
+            print(f"deleted {place}, {size:,.1f} MB")
 
 
 PARTS: tuple[Part, ...] = ("train", "validation", "test")

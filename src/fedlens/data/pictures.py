@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from threading import Condition
 from typing import TYPE_CHECKING, BinaryIO, Literal, TypeVar
@@ -27,10 +30,12 @@ from fedlens.data.arrays import (
 from fedlens.data.class_names import one_class_twice
 from fedlens.data.dicom import ENDING as DICOM
 from fedlens.data.dicom import read_dicom
-from fedlens.data.places import Counted
+from fedlens.data.places import DECODED, Counted, cache
 from fedlens.storage import free_memory
 from fedlens.storage.cores import num_cores
+from fedlens.storage.kept import kept
 from fedlens.storage.reading import reason
+from fedlens.version import __version__
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -48,12 +53,14 @@ PARTS: tuple[Part, ...] = ("train", "test", "validation")
 OnError = Literal["stop", "skip"]
 """How to treat image files that cannot be decoded: an error names all, or they are left out."""
 
+WORTH = 2**22  # bytes of files whose pixels are kept for the next run
 TEST_SHARE = 0.2  # of each class, if the data do not mark test images
 MOST_NAMED = 100  # broken files named in one message
 REMEDY = "repair or take them out"
 GRAY = ("1", "L", "LA")  # the modes of Pillow images without colour
 ENOUGH = 2  # times the size: a JPEG that is larger still is decoded at 1/2, 1/4 or 1/8
 STRIP = 64  # rows that are compared at the same time
+AHEAD = 64  # images that are decoded before the first of them is taken
 MEGAPIXELS = 100.0  # of the largest image, and of all that are decoded at the same time
 
 
@@ -136,15 +143,14 @@ def dataset(
     there = [part for part in PARTS if part in found.parts]
     found = found.take(sorted(range(len(found.parts)), key=lambda i: there.index(found.parts[i])))
     files = found.files
-    shape = _first_shape(found, form)
-    form = replace(form, channels=shape[2])
-    pixels, broken = decode(files, shape, form, watch, found.opened)
+    make = partial(_decoded, found, form, watch)
+    pixels, listed = kept(_place(found, form), ["pixels", "broken"], make)
+    lost = dict(zip(map(int, listed[0]), listed[1].tolist(), strict=True))
+    broken = [Undecodable(files[i], why) for i, why in lost.items()]
     if on_error == "stop":
         refuse(broken, f'{REMEDY}, or let them be left out with on_error = "skip"')
     if broken:
-        lost = {one.path for one in broken}
-        sound = [i for i, file in enumerate(files) if file not in lost]
-        found, pixels = found.take(sound), pixels[sound]
+        found = found.take([i for i in range(len(files)) if i not in lost])
     made, first, labels = {}, 0, np.asarray(found.labels, np.int64)
     for part in there:
         end = first + list(found.parts).count(part)
@@ -166,6 +172,29 @@ def dataset(
         validation=made.get("validation"),
         fit=form.fit,
     )
+
+
+def _place(found: Found, form: Form) -> Path | None:
+    """Where the pixels of these files are kept, if decoding them takes a while."""
+    import PIL
+
+    files = [(str(file.absolute()), file.stat()) for file in found.files if file.exists()]
+    if found.opened is not Path or sum(stat.st_size for _, stat in files) < WORTH:
+        return None
+    times = [(name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in files]
+    made_of = json.dumps([times, astuple(form), __version__, PIL.__version__])
+    return cache() / DECODED / hashlib.sha256(made_of.encode()).hexdigest()
+
+
+def _decoded(found: Found, form: Form, watch: Counted | None) -> list[Column]:
+    """The pixels of the files that can be decoded; the numbers of the others, and why not."""
+    shape = _first_shape(found, form)
+    form = replace(form, channels=shape[2])
+    pixels, broken = decode(found.files, shape, form, watch, found.opened)
+    why = {one.path: one.why for one in broken}
+    lost = [i for i, file in enumerate(found.files) if file in why]
+    pixels = np.delete(pixels, lost, 0) if lost else pixels
+    return [pixels, np.array([[*map(str, lost)], [why[found.files[i]] for i in lost]], str)]
 
 
 def _first_shape(found: Found, form: Form) -> tuple[int, ...]:
@@ -217,21 +246,24 @@ def decode(
         pixels[i] = image
         return None
 
-    found = in_parallel(fill, range(len(paths)), watch)
-    return pixels, [one for one in found if one is not None]
+    done = in_parallel(fill, range(len(paths)), watch)
+    return pixels, [one for one in done if one is not None]
 
 
 def in_parallel(
     function: Callable[[T], R], given: Sequence[T], watch: Counted | None = None
-) -> list[R]:
-    """What a function makes of each; `watch` is called with the number done and the total."""
-    found = []
+) -> Iterator[R]:
+    """What a function makes of each, in order, some ahead of who takes them.
+
+    `watch` is called with the number done and the total.
+    """
     with ThreadPoolExecutor(num_cores()) as pool:
-        for one in pool.map(function, given):
-            found.append(one)
-            if watch is not None:
-                watch(len(found), len(given))
-    return found
+        for start in range(0, len(given), AHEAD):
+            some = given[start : start + AHEAD]
+            for done, one in enumerate(pool.map(function, some), start + 1):
+                yield one
+                if watch is not None:
+                    watch(done, len(given))
 
 
 def read(path: Path, form: Form, opened: Opened = Path) -> Pixels:

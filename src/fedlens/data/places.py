@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from fedlens.storage.reading import expanded
 
+DECODED, FEATURES = "images", "features"  # folders of the cache: what took long to make
+
 Counted = Callable[[int, int], None]
 """A progress callback, called with the number of items done and the total."""
 

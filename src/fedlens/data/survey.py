@@ -183,7 +183,7 @@ def survey(
         content = hashlib.sha256(file.read_bytes()).hexdigest()
         return Seen(*one, size, gray, content, patients.get(one.file, ""))
 
-    every = in_parallel(examined, laid.placed, watch)
+    every = list(in_parallel(examined, laid.placed, watch))
     seen = [one for one in every if isinstance(one, Seen)]
     if not seen:
         raise ValueError(f"none of the {len(files)} images in {folder} can be decoded: {every[0]}")

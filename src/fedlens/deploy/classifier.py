@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedlens.config.experiment import Experiment
 from fedlens.core.federation import Fit
 from fedlens.data.layouts import images as images_below
-from fedlens.data.pictures import MEGAPIXELS, Form, Opened, Undecodable, read
+from fedlens.data.pictures import MEGAPIXELS, Form, Opened, Undecodable, in_parallel, read
 from fedlens.deploy.explain import heat_maps, picture
 from fedlens.deploy.own_models import of_client
 from fedlens.deploy.resizing import resized
@@ -66,13 +66,18 @@ class Preprocessing:
 
         `watch` is called with the number of images that are read, and their total.
         """
-        for done, path in enumerate(paths, 1):
+
+        def tried(path: Path) -> Tensor | Undecodable:
             try:
-                yield path, self.read(path)
+                return self.read(path)
             except Undecodable as error:
-                broken.append(error)
-            if watch is not None:
-                watch(done, len(paths))
+                return error
+
+        for path, found in zip(paths, in_parallel(tried, paths, watch), strict=True):
+            if isinstance(found, Undecodable):
+                broken.append(found)
+            else:
+                yield path, found
 
     def __call__(self, images: Tensor) -> Tensor:  # [N, channels, any H, any W] -> floats
         """Prepare images of bytes, 0 to 255, for the model.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,9 +22,8 @@ from fedlens.data.folders import listed_by_class
 from fedlens.data.pictures import Form, Found, Undecodable, decode, glance, in_parallel, refuse
 from fedlens.data.places import Counted
 from fedlens.fleet.terms import Terms
+from fedlens.storage.kept import kept
 from fedlens.storage.reading import reading
-
-IMAGES, LABELS = "images.npy", "labels.npy"
 
 
 def site_examples(data: Path, terms: Terms, cache: Path | None) -> Examples:
@@ -37,25 +34,9 @@ def site_examples(data: Path, terms: Terms, cache: Path | None) -> Examples:
     with labels, as `fedlens import` writes it. `cache` keeps what was read;
     without it, nothing is written.
     """
-    if cache is None:
-        pixels, labels = _read(data, terms)
-        return Examples(torch.from_numpy(pixels).permute(0, 3, 1, 2), torch.from_numpy(labels))
-    place = cache / _fingerprint(data, terms)
-    if not (place / LABELS).is_file():
-        pixels, labels = _read(data, terms)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=".reading-", dir=place.parent))
-        np.save(made / IMAGES, pixels)
-        np.save(made / LABELS, labels)
-        try:
-            made.replace(place)
-        except OSError:  # the process of another message was faster
-            shutil.rmtree(made)
-    # Mapped copy-on-write, since torch has no read-only tensors.
-    mapped = np.load(place / IMAGES, mmap_mode="c", allow_pickle=False)
-    labels = np.load(place / LABELS, allow_pickle=False)
-    images = torch.from_numpy(mapped).permute(0, 3, 1, 2)
-    return Examples(images, torch.from_numpy(labels))
+    place = None if cache is None else cache / _fingerprint(data, terms)
+    pixels, labels = kept(place, ["images", "labels"], lambda: _read(data, terms))
+    return Examples(torch.from_numpy(pixels).permute(0, 3, 1, 2), torch.from_numpy(labels))
 
 
 def _listed(data: Path) -> Found | None:

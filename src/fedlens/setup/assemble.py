@@ -20,7 +20,7 @@ from fedlens.config.options import Named
 from fedlens.config.protection import protects_examples
 from fedlens.core import keys
 from fedlens.core.federation import Dataset, Examples, Federation, Fixed, Holdings
-from fedlens.data.places import Counted, cache
+from fedlens.data.places import FEATURES, Counted, cache
 from fedlens.data.statistics import emd_of
 from fedlens.engines import Engine
 from fedlens.models.weights import Loaded
@@ -253,7 +253,7 @@ def build(
         parts = {**parts, SUCCESS_ON: wanted}
         there = {n: p for n, p in parts.items() if p is not None and n in ("train", *on)}
         if made is not None:
-            there = featured(there, made, device, watch, cache() / "features")
+            there = featured(there, made, device, watch, cache() / FEATURES)
         train, asked = _placed(there, on, device)
     else:
         train, asked = beside.federation.examples, beside.parts

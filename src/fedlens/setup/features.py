@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,9 +18,8 @@ from fedlens.data.augment import Augment
 from fedlens.data.places import Counted
 from fedlens.network.cut import Cut, cut
 from fedlens.network.network import Network
-from fedlens.storage.files import replacing
 from fedlens.storage.free_memory import available
-from fedlens.storage.reading import reading
+from fedlens.storage.kept import Array, kept
 
 AT_ONCE = 32  # images that pass through the frozen layers together
 SHARE = 0.25  # of the free memory that features may take
@@ -64,29 +62,23 @@ def featured(
     total, done = sum(map(len, given.values())), 0
     there: dict[int, Tensor] = {}
     for name, images in given.items():
-        file = None if place is None else place / f"{_digest(made, images)}.npy"
-        if file is not None and file.is_file():
-            with reading(file, "delete it, and it is computed again"):
-                there[name] = torch.from_numpy(np.load(file, allow_pickle=False))
-        else:
-            there[name] = _computed(made, images, device, watch, done, total)
-            if file is not None:
-                # A cache that cannot be written only costs time.
-                with contextlib.suppress(OSError), replacing(file) as opened:
-                    np.save(opened, there[name].numpy(), allow_pickle=False)
+        own = None if place is None else place / _digest(made, images)
+        compute = partial(_computed, made, images, device, watch, done, total)
+        (found,) = kept(own, ["features"], compute)
+        there[name] = torch.from_numpy(found)
         done += len(images)
     return {name: replace(part, images=there[id(part.images)]) for name, part in parts.items()}
 
 
 def _computed(
     made: Cut, images: Tensor, device: torch.device, watch: Counted | None, done: int, total: int
-) -> Tensor:
+) -> list[Array]:
     parts = []
     for start in range(0, len(images), AT_ONCE):
         parts.append(made.features(images[start : start + AT_ONCE].to(device)).cpu())
         if watch is not None:
             watch(done + min(start + AT_ONCE, len(images)), total)
-    return torch.cat(parts)
+    return [torch.cat(parts).numpy()]
 
 
 def _digest(made: Cut, images: Tensor) -> str:
