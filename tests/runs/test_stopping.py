@@ -84,6 +84,19 @@ def test_patience_counts_evaluations_since_the_best_on_validation():
     assert accuracies([0.5, float("nan")], patience=1)[0] == 2
 
 
+def test_of_models_that_are_as_accurate_a_lower_loss_is_better():
+    stopping, best = Stopping(described(stop={"patience": 2})), []
+    seen = [(0.9, 0.5), (0.9, 0.3), (0.8, 0.1), (0.9, 0.2), (0.9, 0.2), (0.9, float("nan"))]
+    for round, (accuracy, loss) in enumerate(seen, 1):
+        assert not stopping.reason
+        if stopping.judge(
+            {"round": round, "validation_accuracy": accuracy, "validation_loss": loss}
+        ):
+            best.append(round)
+    assert best == [1, 2, 4]
+    assert "best in round 4, 2 evaluations ago" in stopping.reason
+
+
 def test_a_short_time_is_told_with_its_decimals():
     record = {"bytes_up": 1, "bytes_down": 1, "batches_total": 1}
     for seconds, words in ((0.25, "0.25 of 0.1"), (7_200.4, "7,200 of 0.1")):

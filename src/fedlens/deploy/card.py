@@ -12,8 +12,7 @@ from fedlens.evaluation.reliability import HELD_OUT, Calibration
 from fedlens.report.cautions import cautions
 from fedlens.report.holdings import client_header, client_names, client_rows, measured
 from fedlens.report.numbers import format_number
-from fedlens.runs.loop import CHOSEN_BY
-from fedlens.runs.records import PART_NAMES, Run, read, settings
+from fedlens.runs.records import CHOSEN_BY, PART_NAMES, Run, read, settings
 from fedlens.storage.reading import printable
 from fedlens.storage.run_files import BEST, MODEL
 

@@ -39,7 +39,7 @@ from fedlens.rounds.cohorts import BelowQuorum
 from fedlens.rounds.work import Work
 from fedlens.runs.folder import Checkpoint, Mark, Records, RunFolder
 from fedlens.runs.progress import Watch, inform
-from fedlens.runs.records import Record, is_number
+from fedlens.runs.records import CHOSEN_BY, Record, is_number, merit
 from fedlens.runs.result import Result, by_name
 from fedlens.runs.spending import Spending
 from fedlens.runs.summary import (
@@ -558,17 +558,13 @@ class StartedRound:
                 run.record_round(state, record, is_finite, evaluation)
 
 
-CHOSEN_BY = measure_name("validation", "accuracy")
-"""The measure that selects the best model: never on test examples, which are for testing it."""
-
-
 @dataclass
 class Stopping:
     """Applies an experiment's stopping rules to records; the first that holds gives `reason`."""
 
     experiment: Experiment
     reason: str = ""  # for stopping, once a rule holds
-    best: float | None = None
+    best: tuple[float, float] | None = None  # its merit
     best_round: int = 0
     num_since: int = 0  # evaluations since the best
     num_bytes: int = 0
@@ -591,10 +587,10 @@ class Stopping:
 
     def judge(self, record: Mapping[str, Any]) -> bool:
         """Add a record's evaluation, if it has one; return whether its model is the best so far."""
-        stop, accuracy = self.experiment.stop, record.get(CHOSEN_BY)
-        is_best = is_number(accuracy) and (self.best is None or accuracy > self.best)
+        stop, found = self.experiment.stop, merit(record)
+        is_best = found is not None and (self.best is None or found > self.best)
         if is_best:
-            self.best, self.best_round, self.num_since = accuracy, record["round"], 0
+            self.best, self.best_round, self.num_since = found, record["round"], 0
         elif CHOSEN_BY in record:
             self.num_since += 1
         if stop is None or self.reason:

@@ -310,3 +310,19 @@ def _at(
         got_so_far = bool(spent) and spent[-1] >= budget
         found[budget] = within[-1] if within and got_so_far else None
     return found
+
+
+CHOSEN_BY = measure_name("validation", "accuracy")
+"""The measure that selects the best model: never on test examples, which are for testing it."""
+
+
+def merit(record: Mapping[str, Any]) -> tuple[float, float] | None:
+    """How good a model is on validation, the greater the better; None if that was not measured.
+
+    Few images have few accuracies: of models that are equally accurate, a lower loss is better.
+    """
+    accuracy = record.get(CHOSEN_BY)
+    loss = record.get(measure_name("validation", "loss"))
+    if not is_number(accuracy):
+        return None
+    return accuracy, -loss if is_number(loss) else -math.inf

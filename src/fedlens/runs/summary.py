@@ -15,7 +15,15 @@ from fedlens.evaluation.measures import OF_MODEL, best, measure_name
 from fedlens.evaluation.metrics import spread
 from fedlens.rounds import State
 from fedlens.rounds.cohorts import Reports
-from fedlens.runs.records import Record, at_round_numbers, first_with, is_number, rounds_to
+from fedlens.runs.records import (
+    CHOSEN_BY,
+    Record,
+    at_round_numbers,
+    first_with,
+    is_number,
+    merit,
+    rounds_to,
+)
 from fedlens.setup import Setup
 
 TENTHS = range(10, 100, 10)  # accuracies in percent whose time on the virtual clock is given
@@ -40,7 +48,10 @@ def summary(
     evaluated = [record for record in records if OF_MODEL.keys() & record.keys()]
     measured, best_values = _measured(records), dict[str, Any]()
     for key in measured:
-        found = best(key, [(r[key], r["round"]) for r in evaluated if is_number(r.get(key))])
+        those = [r for r in evaluated if is_number(r.get(key))]
+        if key == CHOSEN_BY:  # of equals, the one whose model is kept
+            those.sort(key=lambda r: merit(r) or (), reverse=True)
+        found = best(key, [(r[key], r["round"]) for r in those])
         if found is not None:
             best_values[key] = {"value": found[0], "round": found[1]}
     training, evaluation = (
