@@ -16,10 +16,11 @@ from torch.func import functional_call, vmap
 from fedlens.core import Number, Tree, keys, per_row
 from fedlens.network import ops
 from fedlens.network.functional import LayeredModel
-from fedlens.network.kernels import elementwise, functions, norms
+from fedlens.network.kernels import elementwise, functions, norms, private
 from fedlens.network.layers import MaskedBatchNorm, Running, keyed_dropout
 from fedlens.network.network import Network
 from fedlens.network.ops import normalise
+from fedlens.network.private import KEPT, OfImages
 from fedlens.network.stacked import products
 from fedlens.network.stacked.epilogue import Epilogue, KeyedMask
 from fedlens.network.stacked.products import Factors, drifted
@@ -292,6 +293,43 @@ def steps() -> None:
     print("steps agree")
 
 
+def noise() -> None:
+    client_keys, counts = keys.fold(keys.root(3), torch.arange(3)), torch.tensor([7, 1, 20])
+    std = torch.tensor([0.5, 2.0, 0.0], dtype=torch.float64)
+    for size, dtype in itertools.product((1, 2, 5000, 5001), (torch.float32, torch.float64)):
+        given = torch.randn(3, size, dtype=dtype), client_keys, 4, std, counts
+        expected = ops.noisy_mean(*given)
+        on_device = [t.to(DEVICE) if isinstance(t, torch.Tensor) else t for t in given]
+        found = private.noisy_mean(*on_device)  # type: ignore[arg-type]
+        close = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {}
+        torch.testing.assert_close(found.cpu(), expected, **close)
+    print("noise of DP-SGD agrees")
+
+
+def clipping() -> None:
+    """What an example adds to the sum has the norm by which it was clipped."""
+    kinds = [torch.float32] if DEVICE == "cpu" else [torch.float32, torch.bfloat16]
+    for (channels, outs, side), dtype in itertools.product(
+        ((8, 6, 3), (3, 4, 9), (6, 7, 1)), kinds
+    ):
+        layer = nn.Conv2d(channels, outs, 3, padding=1, device=DEVICE)
+        x, dy = (
+            torch.randn(1, 5, n, side, side, device=DEVICE).to(dtype) for n in (channels, outs)
+        )
+        for kept in ({"cpu": 0, "cuda": 0}, KEPT):
+            with mock.patch.dict(KEPT, kept):
+                of_layer = OfImages(layer, frozenset({"weight", "bias"}), x, dy)
+                squared = of_layer.squared()
+                for example, factor in itertools.product(range(5), (1.0, 0.3)):
+                    only = torch.zeros(1, 5, device=DEVICE)
+                    only[0, example] = factor
+                    added = of_layer.weighted(only)
+                    norm = sum(t.double().square().sum() for t in added.values())
+                    expected = factor**2 * squared[0, example].double()
+                    torch.testing.assert_close(norm, expected, rtol=1e-5, atol=0)
+    print("clipping agrees")
+
+
 def main() -> None:
     checks: list[Callable[[], None]] = [
         *(partial(convolutions, [name]) for name in CONVOLUTIONS),
@@ -300,7 +338,7 @@ def main() -> None:
         partial(factors, batch=40, features=300, out=70, steps=2),  # several blocks of everything
         partial(small_layer, batch=5, features=70, out=24, relu=True),
         partial(small_layer, batch=64, features=130, out=72, relu=False),
-        steps,
+        *(steps, noise, clipping),
     ]
     for check in my_part(checks):
         torch.manual_seed(0)  # what one draws does not depend on the others

@@ -83,6 +83,17 @@ def normals(key: Tensor, count: int) -> Tensor:
     return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count]
 
 
+def pairs_of_normals(words: Tensor, dtype: torch.dtype) -> Tensor:  # [C, n] -> [C, 2 n]
+    """Two standard normal numbers from each word: Box and Muller's, of 32 random bits each."""
+    high, low = ((words >> shift) & 0xFFFFFFFF for shift in (32, 0))
+    radius = (high.to(dtype).add_(0.5).mul_(2.0**-32).log_().mul_(-2)).clamp_(min=0).sqrt_()
+    angle = low.to(dtype).mul_(2 * math.pi * 2.0**-32)
+    found = radius.new_empty(len(radius), 2 * radius.shape[1])
+    torch.mul(radius, angle.cos(), out=found[:, : radius.shape[1]])
+    torch.mul(radius, angle.sin_(), out=found[:, radius.shape[1] :])
+    return found
+
+
 def below(key: Keys, bound: int) -> Keys:
     """A whole number in 0..bound - 1 from each key, int64, for bounds up to 2^31."""
     return (_shift(key, 32) * bound) >> 32

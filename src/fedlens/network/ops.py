@@ -13,6 +13,7 @@ addition each operation requires:
     linear                                   at most LINEAR_ROWS rows and LINEAR_WEIGHTS weights,
                                              with the features contiguous in memory
     factored_linear                          at most FACTORED_ROWS rows
+    noisy_mean                               nothing more: also float64
     sgd_, local_step_                        float32 tensors with the same strides; one kernel
                                              launch updates STEP_TENSORS of them
 
@@ -31,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlens.core import Number, Tree, per_row
+from fedlens.core import Number, Tree, keys, per_row
 from fedlens.network.layers import LANES, WHOLE, Running, keyed_dropout
 from fedlens.network.pool import Windows
 from fedlens.network.stacked import products
@@ -264,6 +265,22 @@ def weighted_mean(losses: Tensor, weights: Tensor) -> Tensor:  # [C, B], [C, B] 
     # All weights of a batch may be 0 (p(label) is 0 for all of it): the loss is then 0, not NaN.
     total = weights.sum(1).clamp(min=1e-12)
     return (weights * losses).sum(1) / total
+
+
+def noisy_mean(
+    total: Tensor, client_keys: Tensor, number: int, std: Tensor, counts: Tensor
+) -> Tensor:  # [C, ...], [C], tensor `number`, [C], [C]
+    """(total + std N(0, I)) / count of each client, the noise by its key for this tensor."""
+    if total.is_cuda and has_triton():
+        from fedlens.network.kernels import private
+
+        return private.noisy_mean(total, client_keys, number, std, counts)
+    size = total[0].numel()
+    own = keys.fold(client_keys, number)
+    words = keys.fold(own[:, None], torch.arange(-(-size // 2), device=total.device))
+    normal = keys.pairs_of_normals(words, total.dtype)[:, :size].view(total.shape)
+    noisy = normal.mul_(per_row(std.to(total), total)).add_(total)
+    return noisy / per_row(counts.to(total), total)
 
 
 def sgd_(

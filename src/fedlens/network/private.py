@@ -34,9 +34,10 @@ from fedlens.network.functional import LayeredModel, MappedModel, is_frozen
 from fedlens.network.model import Model
 from fedlens.network.stacked.epilogue import Epilogue
 from fedlens.network.stacked.layers import Activations, Form, LayerInput, followed, sides_of
-from fedlens.network.stacked.products import apply, padded
+from fedlens.network.stacked.products import apply, padded, wide_product
 
 AT_ONCE = {"cpu": 2**22, "cuda": 2**27}  # numbers of the largest tensor of a part of a batch
+KEPT = {"cpu": 2**22, "cuda": 2**25}  # of a layer's gradients that are computed once
 
 
 Tensors = Sequence[Tensor]
@@ -99,7 +100,11 @@ class OfRows:
 
 @dataclass(frozen=True)
 class OfImages:
-    """Of a convolution with images x [C, B, channels, H, W] and dy [C, B, out, H', W']."""
+    """Of a convolution with images x [C, B, channels, H, W] and dy [C, B, out, H', W'].
+
+    On a GPU these may be in bfloat16: it multiplies such numbers, and sums in float32, without
+    error. What is scaled is scaled in float32, so that what is clipped is what is summed.
+    """
 
     layer: nn.Conv2d
     names: frozenset[str]
@@ -121,18 +126,22 @@ class OfImages:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the gradients are kept from the norms to the sum: a CPU computes them once."""
-        device, size = self.dy.device.type, self.layer.weight.numel() * self.dy.shape[:2].numel()
-        return device == "cpu" and size <= AT_ONCE[device]
+        """Whether the gradients are kept from the norms to the sum, and so computed once."""
+        size = self.layer.weight.numel() * self.dy.shape[:2].numel()
+        return size <= KEPT[self.dy.device.type]
 
     @cached_property
     def each_weight(self) -> Tensor:  # [C, B, groups, outs, width]
-        return torch.cat([dy.mT @ x for x, dy in self._parts(0)], 1)
+        return torch.cat([_product(dy.mT, x) for x, dy in self._parts(0)], 1)
+
+    @cached_property
+    def each_bias(self) -> Tensor:  # [C, B, out]
+        return self.dy.sum((3, 4), dtype=_wide(self.dy))
 
     def squared(self) -> Tensor:
         found = []
         if "bias" in self.names:
-            found.append(self.dy.sum((3, 4)).square().sum(2))
+            found.append(squares(self.each_bias))
         if "weight" in self.names and self.is_kept:
             found.append(squares(self.each_weight))
         elif "weight" in self.names:
@@ -140,19 +149,25 @@ class OfImages:
             by_rows = self.rows * (self.width + outs) < self.width * outs
             parts = []
             for x, dy in self._parts(self.rows if by_rows else outs):
-                one = (x @ x.mT) * (dy @ dy.mT) if by_rows else (dy.mT @ x).square()
-                parts.append(one.sum((2, 3, 4)))
+                if by_rows:
+                    one = (_product(x, x.mT) * _product(dy, dy.mT)).sum((2, 3, 4))
+                else:
+                    one = squares(_product(dy.mT, x))
+                parts.append(one)
             found.append(torch.cat(parts, 1))
         return sum_of(found)
 
     def weighted(self, factors: Tensor) -> Tree:
-        dy = self.dy * factors[:, :, None, None, None]
-        found: Tree = {"bias": dy.sum((1, 3, 4))} if "bias" in self.names else {}
+        found: Tree = {}
+        if "bias" in self.names:
+            found["bias"] = weighted_sum(self.each_bias, factors)
         if "weight" in self.names and self.is_kept:
             found["weight"] = self._kernels(weighted_sum(self.each_weight, factors))
-        elif "weight" in self.names and len(dy) == 1:
+            return found
+        dy = wider(self.dy) * factors[:, :, None, None, None]
+        if "weight" in self.names and len(dy) == 1:
             left, right, top, bottom = sides_of(self.layer)
-            images, pad = self.x[0], (top, left)
+            images, pad = wider(self.x[0]), (top, left)
             if (left, top) != (right, bottom):
                 images, pad = F.pad(images, (left, right, top, bottom)), (0, 0)
             layer, weight = self.layer, dy.new_empty(self.layer.weight.shape)  # read for its shape
@@ -165,13 +180,13 @@ class OfImages:
         elif "weight" in self.names:
             total: Any = 0.0
             for x, rows in self._parts(0, dy):  # [C, b, groups, T, ...]
-                x, rows = (t.transpose(1, 2).flatten(2, 3) for t in (x, rows))
+                x, rows = (t.transpose(1, 2).flatten(2, 3) for t in (wider(x), rows))
                 total = total + rows.mT @ x
             found["weight"] = self._kernels(total)
         return found
 
     def each(self) -> Held:
-        found: Tree = {"bias": self.dy.sum((3, 4))} if "bias" in self.names else {}
+        found: Tree = {"bias": self.each_bias} if "bias" in self.names else {}
         if "weight" in self.names:
             found["weight"] = self._kernels(self.each_weight)
         return Held(found)
@@ -267,10 +282,12 @@ class Notes:
             return y[0]
 
         def note(dy: Tensor) -> None:
-            wide = [wider(t) for t in (x.by_client(), y.now(dy).by_client())]
+            own = [x.by_client(), y.now(dy).by_client()]
             kind: Any = None
             if form.applies(layer, x):
                 kind = {nn.Linear: OfRows, nn.Conv2d: OfImages}.get(type(layer))
+            exact = kind is OfImages and dy.is_cuda  # as they are
+            wide = own if exact else [*map(wider, own)]
             if kind is not None:
                 made = kind(layer, names, *wide)
                 repeated = self.calls[given.name] > 1
@@ -339,7 +356,16 @@ def sum_of(tensors: Iterable[Tensor]) -> Tensor:
 
 def wider(t: Tensor) -> Tensor:
     """In float32 at least: what is clipped must be what is summed."""
-    return t.to(torch.promote_types(t.dtype, torch.float32))
+    return t.to(_wide(t))
+
+
+def _wide(t: Tensor) -> torch.dtype:
+    return torch.promote_types(t.dtype, torch.float32)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:  # [C, B, groups, n, k], [C, B, groups, k, m]
+    found = wide_product(a.flatten(0, 2), b.flatten(0, 2), _wide(a))
+    return found.view(*a.shape[:3], *found.shape[1:])
 
 
 Run = Callable[..., Tensor]  # of one example: (parameters, its inputs) -> its result

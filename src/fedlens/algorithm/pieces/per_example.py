@@ -1,6 +1,5 @@
 """objective: a gradient that protects single examples (Abadi et al., CCS 2016)."""
 
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core import Local, Number, Tree, is_on, keys, per_row
+from fedlens.network.ops import noisy_mean
 
 GRID = 2.0**-12  # of the noise's standard deviation, rounded down to a power of two
 
@@ -42,45 +42,32 @@ class PerExample:
 
     def __call__(self, sums: Tree, local: Local) -> Tree:
         """The gradients [C, ...] from the sums of clipped gradients."""
-        found = {}
         sums = sums if self.adds is None else self.adds(sums, local)
-        for number, (name, total) in enumerate(sums.items()):
-            if is_on(self.noise):
-                total = self._noisy(total, local, number)
-            expected = local.facts.size.clamp(1, self.batch_size)  # [C]
-            found[name] = total / per_row(expected.to(total), total)
-        return found
+        counts = local.facts.size.clamp(1, self.batch_size)  # [C]
+        if not is_on(self.noise):
+            return {name: total / per_row(counts.to(total), total) for name, total in sums.items()}
+        first = next(iter(sums.values()))
+        std = torch.as_tensor(self.noise * self.clip, dtype=torch.float64, device=first.device)
+        if self.secret:
+            return {n: _secretly_noisy(s, std) / per_row(counts.to(s), s) for n, s in sums.items()}
+        key, std = local.key("noise"), std.expand(len(counts)).contiguous()
+        return {
+            name: noisy_mean(total, key, number, std, counts)
+            for number, (name, total) in enumerate(sums.items())
+        }
 
     def noisy_counts(self, counts: Tensor, client_keys: Tensor) -> Tensor:  # [C, L], [C]
         """Label counts as clients send them: by keys that are the same in every round."""
         own = keys.fold(client_keys[:, None], torch.arange(counts.shape[1]))
         return (counts + self.count_noise * keys.normal(own)).round().clamp(min=0)
 
-    def _noisy(self, total: Tensor, local: Local, number: int) -> Tensor:
-        std = torch.as_tensor(self.noise * self.clip, dtype=torch.float64, device=total.device)
-        half = -(-total[0].numel() // 2)
-        if self.secret:
-            drawn = bytearray(os.urandom(8 * len(total) * half))
-            words = torch.frombuffer(drawn, dtype=torch.int64).view(-1, half).to(total.device)
-            dtype = torch.float64
-        else:
-            own = keys.fold(local.key("noise"), number)
-            words = keys.fold(own[:, None], torch.arange(half, device=total.device))
-            dtype = total.dtype
-        normal = _normals(words, dtype)[:, : total[0].numel()].view(total.shape)
-        noisy = normal.mul_(per_row(std.to(dtype), total)).add_(total)
-        if self.secret:
-            step = per_row((std.log2().floor().exp2() * GRID), total)
-            noisy = (noisy / step).round() * step
-        return noisy.to(total)
 
-
-def _normals(words: Tensor, dtype: torch.dtype) -> Tensor:  # [C, n] -> [C, 2 n]
-    """Two standard normal numbers from each word: Box and Muller's, of 32 random bits each."""
-    high, low = ((words >> shift) & 0xFFFFFFFF for shift in (32, 0))
-    radius = (high.to(dtype).add_(0.5).mul_(2.0**-32).log_().mul_(-2)).clamp_(min=0).sqrt_()
-    angle = low.to(dtype).mul_(2 * math.pi * 2.0**-32)
-    found = radius.new_empty(len(radius), 2 * radius.shape[1])
-    torch.mul(radius, angle.cos(), out=found[:, : radius.shape[1]])
-    torch.mul(radius, angle.sin_(), out=found[:, radius.shape[1] :])
-    return found
+def _secretly_noisy(total: Tensor, std: Tensor) -> Tensor:
+    """With noise from the operating system, on the grid."""
+    half = -(-total[0].numel() // 2)
+    drawn = bytearray(os.urandom(8 * len(total) * half))
+    words = torch.frombuffer(drawn, dtype=torch.int64).view(-1, half).to(total.device)
+    normal = keys.pairs_of_normals(words, torch.float64)[:, : total[0].numel()].view(total.shape)
+    noisy = normal.mul_(per_row(std, total)).add_(total)
+    step = per_row((std.log2().floor().exp2() * GRID), total)
+    return ((noisy / step).round() * step).to(total)
