@@ -301,8 +301,8 @@ def noise() -> None:
         expected = ops.noisy_mean(*given)
         on_device = [t.to(DEVICE) if isinstance(t, torch.Tensor) else t for t in given]
         found = private.noisy_mean(*on_device)  # type: ignore[arg-type]
-        close = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {}
-        torch.testing.assert_close(found.cpu(), expected, **close)
+        near = 1e-5 if dtype is torch.float32 else 1e-12
+        torch.testing.assert_close(found.cpu(), expected, rtol=near, atol=near)
     print("noise of DP-SGD agrees")
 
 
