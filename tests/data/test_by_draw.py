@@ -124,7 +124,7 @@ def test_sizes_are_known_without_drawing_what_clients_hold(name, options):
         assert torch.equal(federation.sizes(number), sizes)
         assert torch.equal(federation.offsets(number)[1:], sizes.cumsum(0))
         assert federation.num_examples(number) == int(sizes.sum())
-    few = Federation(UNEVEN, 10, split_).shortened(5, 3)
+    few = Federation(UNEVEN, 10, split_).shortened(5)
     assert torch.equal(few.sizes(0)[some], few.holdings(0, some).sizes)
 
 

@@ -9,7 +9,6 @@ from matplotlib.text import Text
 from fedlens.report import draw, texts
 from fedlens.report.blocks import Bars, Heat, Series
 from fedlens.report.draw import print_style
-from fedlens.report.partition import save
 from fedlens.report.texts import any_script
 
 CAT, FAMILY = "\ue732", "A font of one letter"  # of the private use area: no other font has it
@@ -77,14 +76,6 @@ def test_fonts_are_looked_for_only_if_letters_are_missing(monkeypatch):
 
     monkeypatch.setattr(texts, "_families", not_needed)
     draw.pictures(bars("cat", "Käse\nblau", "Ωmega"), {"png"})
-
-
-def test_a_picture_of_a_split_has_these_letters_too(font, tmp_path):
-    with print_style():
-        figure = draw._figure(bars(CAT))
-        save(figure, tmp_path / "split.png")
-    texts = [text for text in figure.findobj(Text) if CAT in text.get_text()]
-    assert [FAMILY in text.get_fontfamily() for text in texts] == [True]
 
 
 def test_a_font_that_is_gone_is_passed_over(font, tmp_path):

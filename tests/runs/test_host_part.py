@@ -10,7 +10,6 @@ from dataclasses import replace
 import torch
 
 import fedlens as fl
-from fedlens.recipes.estimate import Cost, Remembered, Speed, Work
 from fedlens.runs.manifest import manifest
 from fedlens.runs.run import say_beforehand
 from fedlens.setup import build
@@ -44,10 +43,3 @@ def test_what_is_said_beforehand_is_found_on_the_host(caplog):
 
 def test_a_manifest_is_written_on_the_host():
     assert manifest(elsewhere(PLAIN))["data"] == build(PLAIN).dataset.digest
-
-
-def test_what_rounds_cost_is_remembered_on_the_host(tmp_path):
-    cost = Cost(1.0, Speed(Work(1.0, 2.0), 3.0), 4.0)
-    remembered, setup = Remembered(tmp_path), elsewhere(PLAIN)
-    remembered.put("a kind", setup, cost)
-    assert remembered.get("a kind", setup) == cost

@@ -220,14 +220,13 @@ def _say_how_long(title: str, runs: Together, quiet: bool) -> dict[str, float]:
 
     Return the estimated seconds per round of each run, by name.
     """
-    from fedlens.data.places import cache
-    from fedlens.recipes.estimate import Remembered, Timing
+    from fedlens.recipes.estimate import Timing
 
     left, total, a_round = runs.left, 0.0, dict[str, float]()
     count, rounds = len(left), {runs.names[place]: one.rounds for place, one in left.items()}
     if count:
         notify(f"{title}: estimating how long it will take ...")
-        timing = Timing(left.values(), runs.planned[0].scale.data, Remembered(cache() / "timings"))
+        timing = Timing(left.values(), runs.planned[0].scale.data)
         stages = [{runs.names[place]: one for place, one in stage.items()} for stage in runs.stages]
         with shown(not quiet, counted, f"{title}: timing", percent) as watch:
             found = timing.sweeps(stages, watch)

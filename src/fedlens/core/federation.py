@@ -334,11 +334,10 @@ class Fixed(Lasting):
 
 @dataclass(frozen=True)
 class Shortened(Split):
-    """The first `most` examples of each client of `whole`, `most_of_odd` of odd-numbered ones."""
+    """The first `most` examples of each client of `whole`."""
 
     whole: Split
     most: int
-    most_of_odd: int
 
     @property
     def num_clients(self) -> int:
@@ -346,12 +345,10 @@ class Shortened(Split):
 
     def holdings(self, round: int, cohort: Tensor) -> Holdings:
         held = self.whole.holdings(round, cohort)
-        most = [self.most_of_odd if client % 2 else self.most for client in cohort.tolist()]
-        return Holdings.of([held.members(k)[:few] for k, few in enumerate(most)])
+        return Holdings.of([held.members(k)[: self.most] for k in range(len(held))])
 
     def sizes(self, round: int) -> Tensor:  # [K]
-        most = torch.tensor([self.most, self.most_of_odd]).repeat(self.num_clients // 2 + 1)
-        return torch.minimum(self.whole.sizes(round), most[: self.num_clients])
+        return self.whole.sizes(round).clamp(max=self.most)
 
 
 @dataclass(frozen=True)
@@ -400,9 +397,9 @@ class Federation:
             for some in torch.split(torch.arange(self.num_clients), AT_ONCE):
                 yield self.split.holdings(round, some)
 
-    def shortened(self, most: int, most_of_odd: int | None = None) -> Federation:
+    def shortened(self, most: int) -> Federation:
         """The same clients with only their first few examples, for trials and timings."""
-        split: Split = Shortened(self.split, most, most if most_of_odd is None else most_of_odd)
+        split: Split = Shortened(self.split, most)
         if isinstance(self.split, Fixed):
             split = Fixed(split.holdings(0, torch.arange(self.num_clients)))
         return replace(self, split=split)

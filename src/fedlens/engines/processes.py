@@ -83,12 +83,6 @@ class Processes(WorkerEngine["WorkerProcess"]):
         self._program: ClientProgram | None = None  # of the last round
         self._slots: list[SharedBuffer] = []
 
-    def with_examples(self, others: Sequence[Examples]) -> Processes:
-        """The same engine, whose workers also predict these examples."""
-        examples, *before = self.example_sets
-        workers, devices = self.num_workers, self.worker_devices
-        return Processes(self.network, examples, workers, devices, [*before, *others])
-
     @property
     def workers_predict(self) -> bool:
         # On a CPU each worker has one thread. The threads of one operation wait for each other.

@@ -95,16 +95,20 @@ def save(block: Drawn, folder: Path) -> str:
 
 def pictures(block: Drawn, formats: Iterable[str] = FORMATS) -> dict[str, bytes]:
     """The file contents by format: png, svg, pdf. The same block gives the same bytes."""
-    no_date = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with print_style(), any_script():
-        figure = _figure(block)
-        find_letters(figure)
-        files = {}
-        for kind in formats:
-            file = io.BytesIO()
-            clear = kind == "svg"
-            figure.savefig(file, format=kind, dpi=240, metadata=no_date[kind], transparent=clear)
-            files[kind] = file.getvalue()
+        return files_of(_figure(block), formats)
+
+
+def files_of(figure: Figure, formats: Iterable[str]) -> dict[str, bytes]:
+    """The file contents of a figure by format, within `print_style` and `any_script`."""
+    no_date = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    find_letters(figure)
+    files = {}
+    for kind in formats:
+        file = io.BytesIO()
+        clear = kind == "svg"
+        figure.savefig(file, format=kind, dpi=240, metadata=no_date[kind], transparent=clear)
+        files[kind] = file.getvalue()
     return files
 
 
