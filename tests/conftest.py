@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 
 from tests.command_line import EXPERIMENT, Ended, forget_modules_of
-from tests.drawing import draw_here, draw_svg_alone
+from tests.drawing import draw_svg_alone
 
 # No test depends on how fast a machine is.
 hypothesis.settings.register_profile("tests", deadline=None)
@@ -128,7 +128,6 @@ def quick_pages(some_picture: dict[str, bytes], monkeypatch: pytest.MonkeyPatch)
         return {kind: some_picture[kind] for kind in formats}
 
     monkeypatch.setattr("fedlens.report.draw.pictures", plain)
-    draw_here(monkeypatch)
 
 
 @pytest.fixture

@@ -1,14 +1,8 @@
 """Figures that take less time to draw."""
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 
 import pytest
-
-
-def draw_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test puts in the place of drawing is in this process alone."""
-    monkeypatch.setattr("fedlens.report.drawing.worker_processes", nullcontext)
 
 
 def draw_svg_alone(monkeypatch: pytest.MonkeyPatch, some_picture: dict[str, bytes]) -> None:
@@ -22,4 +16,3 @@ def draw_svg_alone(monkeypatch: pytest.MonkeyPatch, some_picture: dict[str, byte
         return some_picture | pictures(block, {"svg"})
 
     monkeypatch.setattr(draw, "pictures", drawn)
-    draw_here(monkeypatch)

@@ -294,7 +294,7 @@ def test_the_command_draws_a_page_from_stored_runs(fedlens, tmp_path):
     name = "fedavg-cifar10/figure12"
     before = fedlens("reproduce", name, "--scale", "smoke", "--out", "run", "--quiet")[1]
     status, out, err = fedlens(
-        "reproduce", name, "--scale", "smoke", "--from", "run", "--out", "it"
+        "reproduce", name, "--scale", "smoke", "--from", "run", "--out", "it", "--quiet"
     )
     assert (status, err) == (0, "")
     told, before_told = (text.partition("This is a smoke test")[0] for text in (out, before))

@@ -336,8 +336,8 @@ def test_records_say_which_data_and_weights_there_were(tmp_path):
         scale.dataset("femnist")
 
 
-def test_the_records_that_are_read_are_counted(stored, tmp_path):
+def test_the_records_that_are_read_are_counted(stored):
     told = []
-    redraw(NAME, "smoke", stored, tmp_path / "page", watch=lambda *about: told.append(about))
+    restore(NAME, "smoke", stored, watch=lambda *about: told.append(about))
     total = len(list(stored.glob("*/experiment.toml")) or list(stored.glob("runs/*/")))
     assert told == [(done, total, "reading records") for done in range(1, total + 1)]

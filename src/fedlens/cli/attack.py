@@ -55,11 +55,10 @@ def attack_command(
     }
     swept(points, folder, data, ray_address, quiet, overwrite)
     from fedlens.report.attacks import Board
-    from fedlens.report.drawing import drawing
     from fedlens.report.page import render_page
     from fedlens.runs.records import read
 
-    with once_written(), drawing(not quiet) as draw:
+    with once_written():
         own = range(base.seed, base.seed + seeds)
         board = Board(
             {
@@ -72,7 +71,7 @@ def attack_command(
             board.verdict(),
             board.blocks(),
             folder,
-            draw,
+            progress=not quiet,
         )
     if as_json:
         print_json(board.plain() | {"page": str(page)})

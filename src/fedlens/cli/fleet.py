@@ -151,7 +151,6 @@ def serve_command(
     from fedlens.fleet.serve import serve
     from fedlens.fleet.server import Job
     from fedlens.fleet.terms import check_possible, for_fleet, say_without_effect
-    from fedlens.report.drawing import drawing
     from fedlens.runs.folder import check_free
 
     check_possible(for_fleet(described))
@@ -178,8 +177,7 @@ def serve_command(
         shown(not quiet, in_rounds, folder.name, described.rounds) as watch,
     ):
         status = serve(described, job, keys, place, host, port, notify, watch, shown_at)
-    with drawing(not quiet) as draw:
-        finish_run(folder, status, as_json, draw)
+    finish_run(folder, status, as_json, quiet)
 
 
 @fleet_app.command("join")

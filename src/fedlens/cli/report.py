@@ -23,15 +23,13 @@ def report_command(
 ) -> None:
     """Draw the results of runs: figures, and one HTML page."""
     from fedlens.report import read_all, report, rows
-    from fedlens.report.drawing import drawing
     from fedlens.storage.run_files import runs_in
 
     if out is not None and out.suffix == ".html":
         raise ValueError(f"--out {out}: name a folder for report.html and its figures")
     say_passed_over(runs)
     runs = runs_in(runs)
-    with drawing(not quiet) as draw:
-        page = report(runs, out, draw)
+    page = report(runs, out, progress=not quiet)
     print_table(*rows(read_all(runs)))
     print(f"report: {printable(str(page))}")
 

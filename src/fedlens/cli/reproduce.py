@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,7 +73,6 @@ def reproduce_command(
     for name in names:
         check_known(name)  # before PyTorch is imported
     from fedlens.recipes.store import FINDINGS, read_index
-    from fedlens.report.drawing import save_all, worker_processes
 
     overrides = [word for word in words if "=" in word]
     is_bare = not (scale or stored or store or seeds or only or overrides or overwrite or only_plan)
@@ -95,9 +93,7 @@ def reproduce_command(
             )
         if len(names) != 1:
             raise ValueError(f"--from draws one page, not {len(names)}: name one table or figure")
-        with worker_processes() as process, shown(not quiet, counted, "page") as watch:
-            draw = partial(save_all, process=process, watch=watch)
-            drawn = redraw(names[0], scale, stored, out, data=data, watch=watch, drawing=draw)
+        drawn = redraw(names[0], scale, stored, out, data=data, progress=not quiet)
         if store is not None:
             keep(store, names[0], drawn.results, overrides, revision)
         _print({names[0]: drawn}, scale, as_json)
@@ -161,19 +157,17 @@ def _pages(
     With a single item, its error is raised.
     """
     from fedlens.recipes.reproduce import show
-    from fedlens.report.drawing import drawing
 
     done: dict[str, Reproduced] = {}
     failed: list[Exception] = []
-    with drawing(not quiet) as draw:
-        for one in planned:
-            try:
-                done[one.name] = show(one, draw)
-            except Exception as error:
-                if len(planned) == 1:
-                    raise
-                is_mistake = isinstance(error, ValueError)
-                failed.append(OSError(f"{one.name}: {error}") if is_mistake else error)
+    for one in planned:
+        try:
+            done[one.name] = show(one, progress=not quiet)
+        except Exception as error:
+            if len(planned) == 1:
+                raise
+            is_mistake = isinstance(error, ValueError)
+            failed.append(OSError(f"{one.name}: {error}") if is_mistake else error)
     return done, failed
 
 

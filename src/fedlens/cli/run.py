@@ -36,7 +36,6 @@ from fedlens.storage.reading import argument, reason
 from fedlens.storage.run_files import can_go_on
 
 if TYPE_CHECKING:
-    from fedlens.report.drawing import Draw
     from fedlens.runs.result import Result
     from fedlens.setup import Setup
 
@@ -59,8 +58,6 @@ def run_command(
     as_json: arguments.Json = False,
 ) -> None:
     """Run one experiment."""
-    from fedlens.report.drawing import drawing
-
     chosen = {"rounds": rounds, "seed": seed, "device": device}
     given = list(overrides or [])
     given += [f"{key}={json.dumps(value)}" for key, value in chosen.items() if value is not None]
@@ -69,29 +66,25 @@ def run_command(
     arguments.name_cluster(ray_address, [described.engine])
     wanted = Path("runs") / experiment.stem
     place = _placed(out or wanted, overwrite) if out or overwrite else _reserved(wanted)
-    # Started before PyTorch is imported, so that matplotlib is imported at the same time.
-    with drawing(not quiet) as draw:
-        from fedlens.runs.loop import run_to_end
-        from fedlens.runs.progress import all_of
-        from fedlens.runs.run import say_beforehand, start
-        from fedlens.runs.track import tracking
-        from fedlens.setup import build
+    from fedlens.runs.loop import run_to_end
+    from fedlens.runs.progress import all_of
+    from fedlens.runs.run import say_beforehand, start
+    from fedlens.runs.track import tracking
+    from fedlens.setup import build
 
-        with (
-            place as folder,
-            _resume_hint(folder, replaced=run_files.identity(folder)),
-            tracking(track or (), folder, described.plain()) as send,
-            shown(not quiet, in_rounds, folder.name, described.rounds) as watch,
-        ):
-            setup = build(described, data, watch=decoding(watch))
-            say_beforehand([setup])
-            if not quiet:
-                notify(_found(setup))
-            both = all_of(watch, send)
-            (result,) = run_to_end(
-                [start(described, setup, folder, overwrite=overwrite, watch=both)]
-            )
-        finish_run(folder, result.status, as_json, draw)
+    with (
+        place as folder,
+        _resume_hint(folder, replaced=run_files.identity(folder)),
+        tracking(track or (), folder, described.plain()) as send,
+        shown(not quiet, in_rounds, folder.name, described.rounds) as watch,
+    ):
+        setup = build(described, data, watch=decoding(watch))
+        say_beforehand([setup])
+        if not quiet:
+            notify(_found(setup))
+        both = all_of(watch, send)
+        (result,) = run_to_end([start(described, setup, folder, overwrite=overwrite, watch=both)])
+    finish_run(folder, result.status, as_json, quiet)
 
 
 def _found(setup: Setup) -> str:
@@ -135,7 +128,6 @@ def resume_command(
     run_files.check_run(folder, [run_files.EXPERIMENT])
     tables = run_files.read_experiment(folder)
     chosen: EngineName | None = None if engine is None else check(engine, EngineName, "engine")
-    from fedlens.report.drawing import drawing
     from fedlens.runs.run import resume
     from fedlens.runs.track import tracking
 
@@ -143,20 +135,16 @@ def resume_command(
     total = check(tables.get("rounds", 0), int, "rounds") if rounds is None else rounds
     done = run_files.last_saved(folder) or 0
     is_over = run_files.read_status(folder) == "finished" and total <= done
-    with drawing(not quiet) as draw:
-        with _resume_hint(folder), tracking(track or (), folder, tables) as send:
-            result = resume(
-                folder, rounds=rounds, data=data, watch=send, engine=chosen, progress=not quiet
-            )
-        if is_over:
-            warn(
-                f"{folder} is finished, so nothing was run: add "
-                f"--rounds, more than {done}, to go on"
-            )
-        finish_run(folder, result.status, as_json, draw)
+    with _resume_hint(folder), tracking(track or (), folder, tables) as send:
+        result = resume(
+            folder, rounds=rounds, data=data, watch=send, engine=chosen, progress=not quiet
+        )
+    if is_over:
+        warn(f"{folder} is finished, so nothing was run: add --rounds, more than {done}, to go on")
+    finish_run(folder, result.status, as_json, quiet)
 
 
-def finish_run(folder: Path, status: str, as_json: bool, draw: Draw) -> None:
+def finish_run(folder: Path, status: str, as_json: bool, quiet: bool) -> None:
     """Print the results of a run that is over, write its page, and exit with its status."""
     from fedlens.report import read_all, report, rows
     from fedlens.report.cautions import cautions
@@ -187,7 +175,7 @@ def finish_run(folder: Path, status: str, as_json: bool, draw: Draw) -> None:
             if status == "finished" and run.summary.get("reason"):
                 say(f"ended:  {run.summary['reason']}")
             say(f"run:    {folder}")
-        page = report([folder], draw=draw)
+        page = report([folder], progress=not quiet)
         if not as_json:
             say(f"report: {page}")
     listed = run.manifest.get("left_out")
@@ -304,7 +292,6 @@ def sweep_command(
     as_json: arguments.Json = False,
 ) -> None:
     """Run every combination of values. The same command continues a sweep that stopped."""
-    from fedlens.report.drawing import drawing
     from fedlens.runs.grid import combinations, naming, parse_axes
 
     given = list(overrides or [])
@@ -316,9 +303,8 @@ def sweep_command(
         with naming(name):
             points[name] = Experiment.read(experiment, given + own)
     folder = out or Path("runs") / f"{experiment.stem}-sweep"
-    with drawing(not quiet) as draw:
-        results = swept(points, folder, data, ray_address, quiet, overwrite)
-        _finish(results, folder, as_json, draw)
+    results = swept(points, folder, data, ray_address, quiet, overwrite)
+    _finish(results, folder, as_json, quiet)
 
 
 def swept(
@@ -363,7 +349,7 @@ def _seed(file: Path, overrides: list[str], axes: Mapping[str, Sequence[Any]]) -
             raise ValueError(f"{other} (point {name})") from other
 
 
-def _finish(results: dict[str, Result], folder: Path, as_json: bool, draw: Draw) -> None:
+def _finish(results: dict[str, Result], folder: Path, as_json: bool, quiet: bool) -> None:
     from fedlens.report import read_all, report, rows
     from fedlens.report.groups import means
 
@@ -383,7 +369,7 @@ def _finish(results: dict[str, Result], folder: Path, as_json: bool, draw: Draw)
                 for words in best:
                     say(f"best:   {words}")
             say(f"runs:   {folder}")
-        page = report(runs, folder, draw)
+        page = report(runs, folder, progress=not quiet)
         if not as_json:
             say(f"report: {page}")
     by_end: dict[str, list[str]] = {}
@@ -435,7 +421,6 @@ def compare_command(
 ) -> None:
     """Test whether one algorithm is better than another, by seed."""
     from fedlens.report.compare import compare
-    from fedlens.report.drawing import drawing
     from fedlens.report.pairs import check_target, pair_rows
 
     check_target(target, "--target")  # before any run
@@ -469,8 +454,8 @@ def compare_command(
         raise ValueError(f"{overrides[0]} is for experiment files: run folders have their own")
     elif seeds is not None:
         raise ValueError(f"--seeds {seeds} is for experiment files: run folders have their own")
-    with written, drawing(not quiet) as draw:
-        found = compare(variants, by, target, last, out, draw)
+    with written:
+        found = compare(variants, by, target, last, out, progress=not quiet)
     if found.left_out:
         warn(f"left out: runs that {found.left_out}")
     if found.unequal:

@@ -132,11 +132,6 @@ def importable(*folders: Path, trusted: bool = True) -> Iterator[None]:
             sys.path_importer_cache.pop(place, None)
 
 
-def own_folders() -> frozenset[str]:
-    """The folders that are on `sys.path` only for the user's own code."""
-    return frozenset(_searched)
-
-
 def _search(place: str, trusted: bool) -> None:
     _searched[place] = trusted
     sys.path_importer_cache.pop(place, None)

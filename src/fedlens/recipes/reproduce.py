@@ -17,7 +17,6 @@ from fedlens.recipes import RECIPES, ScaleName, check_known, slug
 from fedlens.recipes.experiments import experiments
 from fedlens.recipes.page import captioned, led_by_a_figure, opening
 from fedlens.recipes.recipe import FROM_CELL, Recipe, Results, Scale, with_settings
-from fedlens.report.drawing import Draw, save_all
 from fedlens.report.page import render_page
 from fedlens.runs.folder import new_folder
 from fedlens.runs.manifest import is_run_of, text_of
@@ -329,7 +328,7 @@ def reproduce(
     return show(planned)
 
 
-def show(planned: Reproduction, drawing: Draw = save_all) -> Reproduced:
+def show(planned: Reproduction, progress: bool = False) -> Reproduced:
     """Draw the page of a reproduction from the runs that are done."""
     recipe, runs = planned.recipe, {}
     for cell in recipe.cells:
@@ -338,7 +337,7 @@ def show(planned: Reproduction, drawing: Draw = save_all) -> Reproduced:
             runs[cell] = done
     results = Results(planned.scale, runs)
     blocks = blocks_of(recipe, results)
-    return draw(planned.name, recipe, results, blocks, planned.out, drawing)
+    return draw(planned.name, recipe, results, blocks, planned.out, progress)
 
 
 def draw(
@@ -347,10 +346,10 @@ def draw(
     results: Results,
     blocks: Sequence[Block],
     out: Path,
-    drawing: Draw = save_all,
+    progress: bool = False,
 ) -> Reproduced:
     """Draw the page of a recipe from its blocks."""
-    page = render_page(f"{name}: {recipe.title}", recipe.about, blocks, out, drawing)
+    page = render_page(f"{name}: {recipe.title}", recipe.about, blocks, out, progress)
     return Reproduced(page, results, blocks)
 
 

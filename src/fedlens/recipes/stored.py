@@ -23,8 +23,8 @@ from fedlens.recipes.store import (
     read_packed,
     runs_of,
 )
-from fedlens.report.drawing import Draw, save_all
 from fedlens.runs.manifest import as_today
+from fedlens.runs.progress import counted, shown
 from fedlens.runs.records import Run, read, settings
 from fedlens.storage.reading import demand_fields, is_file, reading
 from fedlens.storage.run_files import EXPERIMENT, MANIFEST, OVER
@@ -42,21 +42,21 @@ def redraw(
     out: str | Path | None = None,
     *,
     data: Path | None = None,
-    watch: Callable[..., None] | None = None,
-    drawing: Draw = save_all,
+    progress: bool = False,
 ) -> Reproduced:
     """Draw the page of a table or figure from records; nothing is trained.
 
     `stored` is a store with an index, one of its packed files, or a folder of run folders: `runs`
     of a reproduction, or the reproduction. The page shows the cells and seeds that were run; it
-    needs data sets only if it shows their images or labels. `watch` is called with how many runs
-    are read of how many, and "reading records".
+    needs data sets only if it shows their images or labels. With `progress`, it is shown how many
+    runs are read, and figures drawn.
     """
-    recipe, results = restore(name, scale, stored, data, watch)
+    with shown(progress, counted, "reading records") as watch:
+        recipe, results = restore(name, scale, stored, data, watch)
     with reading(stored):  # records from elsewhere may hold anything
         blocks = blocks_of(recipe, results)
     folder = Path(out) if out is not None else Path("reproductions") / f"{name}-{scale}"
-    return draw(name, recipe, results, blocks, folder, drawing)
+    return draw(name, recipe, results, blocks, folder, progress)
 
 
 def keep(

@@ -18,7 +18,6 @@ from fedlens.report.blocks import (
     Text,
 )
 from fedlens.report.curves import curve_blocks
-from fedlens.report.drawing import Draw, save_all
 from fedlens.report.groups import Group, in_all, mean_and_std
 from fedlens.report.numbers import NONE, Cell, format_number
 from fedlens.report.page import render_page
@@ -68,7 +67,7 @@ def compare(
     target: float | None = None,
     last: int | None = None,
     out: str | Path | None = None,
-    draw: Draw = save_all,
+    progress: bool = False,
 ) -> Comparison:
     """Compare finished runs, and write the page to `out`/report.html.
 
@@ -130,7 +129,7 @@ def compare(
     ]
     folder = Path(out) if out is not None else common_folder(runs) / "comparison"
     headline = "\n".join([summary, *caution_words(finished)])
-    page = render_page(f"{' or '.join(_names(found))}?", headline, blocks, folder, draw)
+    page = render_page(f"{' or '.join(_names(found))}?", headline, blocks, folder, progress)
     verdicts = [pair.words() for pair in paired]
     return Comparison(found, paired, verdicts, summary, page, unfinished, unequal)
 

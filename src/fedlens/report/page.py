@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedlens.report.blocks import FORMATS, Block, Curves, Facts, Table, Text, is_drawn, places
-from fedlens.report.drawing import Draw, save_all
 from fedlens.report.numbers import LARGE, Cell, format_number
 from fedlens.report.palette import CSS, in_page, marker_of, strokes
+from fedlens.runs.progress import counted, shown
 from fedlens.runs.records import is_number
 from fedlens.storage.files import write_atomically
 
@@ -55,19 +55,26 @@ def render_page(
     summary: str,
     blocks: Sequence[Block],
     out: str | Path,
-    draw: Draw = save_all,
+    progress: bool = False,
 ) -> Path:
     """Write the page of `blocks` to `out`/report.html, and return its path.
 
     Its figures go to `out`/figures, as PNG, SVG and PDF, with the data of each as csv. Figures of
-    an earlier page in `out` are deleted.
+    an earlier page in `out` are deleted. With `progress`, it is shown how many are drawn.
     """
+    from fedlens.report import draw  # imports matplotlib, which takes a while
+
     out, name = Path(out), "report.html"
     blocks = distinct(blocks)
     drawn = [block for block in blocks if is_drawn(block)]
     try:
         earlier = _files_of(out / name)
-        pictures = draw(drawn, out / "figures")
+        pictures: dict[str, str] = {}
+        with shown(progress, counted, "figures") as watch:
+            for one in drawn:
+                pictures[one.slug] = draw.save(one, out / "figures")
+                if watch is not None:
+                    watch(len(pictures), len(drawn))
         for one in blocks:
             if not isinstance(one, Text):
                 write_atomically(out / "figures" / f"{one.slug}.csv", csv_of(one))

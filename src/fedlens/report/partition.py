@@ -14,7 +14,7 @@ from fedlens.config.experiment import Named
 from fedlens.core.federation import Holdings
 from fedlens.data import s2
 from fedlens.data.partitions import PARTITIONS
-from fedlens.report.draw import SOFT, WIDTH, files_of, pictures, print_style, sheet
+from fedlens.report.draw import SOFT, WIDTH, files_of, keep_inside, pictures, print_style, sheet
 from fedlens.report.holdings import partition_heat
 from fedlens.report.texts import any_script
 from fedlens.storage.files import write_atomically
@@ -88,6 +88,7 @@ def draw_map(lat: Array, lon: Array, holdings: Holdings, title: str, path: Path)
         order = np.random.default_rng(0).permutation(np.flatnonzero(held))  # none covers others
         colours = np.array(COLOURS)[owner[order] % len(COLOURS)]
         axes.scatter(lon[order], lat[order], c=colours, **dots)
+        keep_inside(axes)
         write_atomically(path, files_of(figure, ["png"])["png"])
     return path
 

@@ -13,7 +13,6 @@ from statistics import fmean
 from fedlens.report.blocks import Block, Curves, Facts, Intervals, Marks, Table, Text
 from fedlens.report.cautions import FAR, cautions
 from fedlens.report.curves import cost_blocks, curve_blocks, measure_blocks, schedule_blocks
-from fedlens.report.drawing import Draw, save_all
 from fedlens.report.groups import (
     MANY,
     Group,
@@ -59,14 +58,14 @@ NAMED = 5
 """The number of experiments that the headline names before it summarises the rest."""
 
 
-def report(folders: Sequence[Path], out: Path | None = None, draw: Draw = save_all) -> Path:
+def report(folders: Sequence[Path], out: Path | None = None, progress: bool = False) -> Path:
     """Write `report.html` and `figures/` to `out`, and return the page's path.
 
     Without `out` they go to the run folder, or to the common folder of several runs.
     """
     runs = read_all(folders)
     out = common_folder(runs) if out is None else Path(out)
-    return render_page(title_of(runs), headline(runs), run_blocks(runs), out, draw)
+    return render_page(title_of(runs), headline(runs), run_blocks(runs), out, progress)
 
 
 def title_of(runs: Sequence[Run]) -> str:
