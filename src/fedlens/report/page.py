@@ -71,8 +71,8 @@ def render_page(
         earlier = _files_of(out / name)
         pictures: dict[str, str] = {}
         with shown(progress, counted, "figures") as watch:
-            for one in drawn:
-                pictures[one.slug] = draw.save(one, out / "figures")
+            for block in drawn:
+                pictures[block.slug] = draw.save(block, out / "figures")
                 if watch is not None:
                     watch(len(pictures), len(drawn))
         for one in blocks:
