@@ -42,7 +42,7 @@ def main() -> None:
     local = replace(plain.local, epochs=WORK.steps * WORK.batch // each)
     fedavg = None
     if arguments.on_host:
-        mock.patch("fedlens.rounds.round.REMEMBERED", 0.0).start()
+        mock.patch("fedlens.rounds.client_memory.REMEMBERED", 0.0).start()
     for name in ("fedavg", *(arguments.only or ALGORITHMS[1:])):
         setup = build(replace(plain, clients=clients, local=local, algorithm=(Named(name),)))
         with torch_settings(setup.experiment, GPU):

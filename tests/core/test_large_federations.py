@@ -28,6 +28,7 @@ from fedlens.core.federation import (
 from fedlens.data.partitions import PARTITIONS
 from fedlens.data.statistics import counts, emd_of
 from fedlens.rounds import ClientMemory, begin, run_round
+from fedlens.rounds.client_memory import Room
 from fedlens.runs.run import run
 from fedlens.setup import build
 
@@ -145,7 +146,7 @@ def test_what_clients_remember_is_a_value_that_shares_what_did_not_change():
 def test_memory_from_a_checkpoint_goes_on():
     kept = {"dual": {"w": torch.ones(1)}}
     memory = ClientMemory({3: kept}, 10)
-    after = memory.put(torch.tensor([3, 200]), [kept, kept], torch.tensor([10, 5]))
+    after = memory.put(torch.tensor([3, 200]), [kept, kept], torch.tensor([10, 5]), Room(), 1)
     assert (sorted(after.rows), after.num_examples, sorted(memory.rows)) == ([3, 200], 15, [3])
 
 

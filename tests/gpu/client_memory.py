@@ -3,15 +3,16 @@
     PYTHONPATH=src:. python tests/gpu/client_memory.py [DEVICE]
 
 Plain Python with torch and numpy. Each algorithm trains with all that clients remember on the
-GPU, with none of it there, and with that of some clients; the last run is interrupted and resumed,
-too. If the models are not equal to the last bit, it ends with status 1. DEVICE is `cuda`
-unless another is named (`cpu`).
+GPU, with none of it there, and with that of some clients; the last run has some of it in files, and
+is interrupted and resumed, too. If the models are not equal to the last bit, it ends with status 1.
+DEVICE is `cuda` unless another is named (`cpu`).
 """
 
 import contextlib
 import importlib.util
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -19,10 +20,11 @@ import torch
 
 import fedlens as fl
 from fedlens.core import Tree
+from fedlens.rounds.client_memory import Room
 from fedlens.runs.records import Record
 
 ALGORITHMS = ("scaffold", "feddyn", "fedadmm")
-RESUMED = "on both, interrupted and resumed"  # needs safetensors
+RESUMED = "on both and in files, interrupted and resumed"  # needs safetensors
 EACH = 2 * 4 * 1_663_370  # bytes that a client of FedADMM remembers, and two of the others
 ROOM = {"on the GPU": 20 * EACH, "on the host": 0, "on both": 5 * EACH, RESUMED: 5 * EACH}
 
@@ -63,9 +65,14 @@ def main(device: str = "cuda") -> None:
         for place, room in ROOM.items():
             if place == RESUMED and not importlib.util.find_spec("safetensors"):
                 continue
-            there = room if device == "cuda" else None
-            patched = mock.patch("fedlens.rounds.round.room_on", return_value=there)
-            with tempfile.TemporaryDirectory() as out, patched:
+            on_gpu = room if device == "cuda" else None
+
+            def there(own: Room, _: torch.device, on_gpu: int | None = on_gpu) -> Room:
+                return replace(own, gpu=on_gpu)
+
+            patched = mock.patch.object(Room, "on", there)
+            on_host = mock.patch("fedlens.runs.loop.room_of_clients", return_value=5 * EACH)
+            with tempfile.TemporaryDirectory() as out, patched, on_host:
                 found[place] = trained(one, Path(out) / "run" if place == RESUMED else None)
         plain = found["on the GPU"]
         for place, model in found.items():

@@ -22,6 +22,7 @@ from fedlens.engines.graphs import Captures
 from fedlens.network.network import Network
 from fedlens.rounds import State, begin, run_round
 from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.client_memory import Room
 from tests.counting import Operations
 from tests.federations import CPU, RAGGED, assert_equal, noisy_images, small_cnn, train
 from tests.papers_under_test import ALGORITHMS, PLAIN
@@ -169,8 +170,8 @@ def test_what_clients_remember_goes_to_the_host_if_there_is_no_room_and_changes_
         went.append(memory)
         return map_tensors(memory, torch.clone)
 
-    monkeypatch.setattr("fedlens.rounds.round.on_host", on_host)
-    monkeypatch.setattr("fedlens.rounds.round.room_on", lambda _: int(room * each))
+    monkeypatch.setattr("fedlens.rounds.client_memory.on_host", on_host)
+    monkeypatch.setattr(Room, "on", lambda *_: Room(gpu=int(room * each)))
     state, split = rounds(algorithm)
     assert_equal(state.params, plain.params)
     for client, memory in plain.clients.rows.items():

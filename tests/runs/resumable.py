@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -33,6 +34,19 @@ def mindful(**changes: Any) -> fl.Experiment:
     """Everything that can be remembered: by the server, by solvers, in layers of clients' own."""
     local = fl.LocalTraining(lr=0.05, momentum=0.9, reset=False, batch_size=4)
     return forgetful(algorithm="fedavgm", local=local, norm="local", **changes)
+
+
+EACH = 244  # bytes that a client of `mindful` remembers
+
+
+def set_room(monkeypatch: pytest.MonkeyPatch, num_clients: int) -> None:
+    """Let memory have room for what the first clients remember: the others have files."""
+    monkeypatch.setattr("fedlens.runs.loop.room_of_clients", lambda: num_clients * EACH)
+
+
+def save_after_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedlens.runs.loop.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("fedlens.runs.loop.SAVING_SHARE", 1.0)
 
 
 def records(folder: Path) -> list[Record]:

@@ -12,7 +12,13 @@ import pytest
 
 import fedlens as fl
 from tests.children import fork
-from tests.runs.resumable import Stop, assert_same_run, mindful
+from tests.runs.resumable import (
+    Stop,
+    assert_same_run,
+    mindful,
+    save_after_every_round,
+    set_room,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread", "quick_pages")
 
@@ -42,18 +48,14 @@ def killed(work: Callable[[], object], folder: Path, moment: int) -> bool:
         os._exit(1)
 
 
-def save_after_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedlens.runs.loop.CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr("fedlens.runs.loop.SAVING_SHARE", 1.0)
-
-
 def test_a_run_killed_at_any_touch_of_its_folder_and_resumed_equals_one_that_was_not(
     tmp_path, monkeypatch
 ):
     save_after_every_round(monkeypatch)
     # Three, since the third checkpoint removes the first; and little else to do, fifty times.
-    experiment = mindful(rounds=3, clients=fl.Clients(6, 1), evaluate=fl.Evaluate(every=3))
+    experiment = mindful(rounds=3, clients=fl.Clients(2, 1), evaluate=fl.Evaluate(every=3))
     fl.run(experiment, tmp_path / "whole")
+    set_room(monkeypatch, 0)  # what clients remember is in files
     run = tmp_path / "run"
     moment = num_resumed = 0
     while killed(lambda: fl.run(experiment, run), run, moment := moment + 1):
@@ -72,6 +74,7 @@ def test_a_resumed_run_may_be_killed_at_any_touch_too(tmp_path, monkeypatch):
     save_after_every_round(monkeypatch)
     experiment = mindful(rounds=2, clients=fl.Clients(6, 1), evaluate=fl.Evaluate(every=2))
     fl.run(experiment, tmp_path / "whole")
+    set_room(monkeypatch, 3)  # client 2 has room in memory, and client 5 has none
     with pytest.raises(KeyboardInterrupt):
         fl.run(experiment, tmp_path / "stopped", watch=Stop(1))
     run = tmp_path / "run"

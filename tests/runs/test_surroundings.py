@@ -63,17 +63,26 @@ def test_a_folder_that_can_only_be_read_is_refused_and_stays_as_it_was(fedlens, 
     assert everything() == before
 
 
+@pytest.mark.parametrize(
+    ("words", "kilobytes"),
+    [
+        ((), 112),  # a checkpoint takes 36 kB, and two are kept
+        (("algorithm=scaffold",), 400),  # what each of three clients remembers takes as much
+    ],
+)
 def test_a_disk_that_is_full_in_a_round_keeps_the_last_checkpoint(
-    fedlens, in_own_mounts, monkeypatch
+    words, kilobytes, fedlens, in_own_mounts, monkeypatch
 ):
     monkeypatch.setattr("fedlens.runs.loop.CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr("fedlens.runs.loop.SAVING_SHARE", 1.0)
-    assert fedlens("run", "a.toml", "rounds=4", "--out", "whole", "-q").status == 0
+    asked = "run", "a.toml", "rounds=4", *words
+    assert fedlens(*asked, "--out", "whole", "-q").status == 0
 
     def tried() -> None:
+        monkeypatch.setattr("fedlens.runs.loop.room_of_clients", lambda: 0)
         mount_disk(Path("disk"), 2000)
-        filler = fill(Path("disk"), 112)  # a checkpoint takes 36 kB, and two are kept
-        ended = fedlens("run", "a.toml", "rounds=4", "--out", "disk/run", "-q")
+        filler = fill(Path("disk"), kilobytes)
+        ended = fedlens(*asked, "--out", "disk/run", "-q")
         assert (ended.status, ended.out) == (1, "")
         assert only_line(ended.err, "No space left")
         assert ended.err.endswith("fedlens resume disk/run\n")

@@ -1,6 +1,6 @@
 """A round: who takes part, what clients do, what they send, and how the server goes on."""
 
-from fedlens.rounds.round import ClientMemory as ClientMemory
+from fedlens.rounds.client_memory import ClientMemory as ClientMemory
 from fedlens.rounds.round import Outcome as Outcome
 from fedlens.rounds.round import RoundInput as RoundInput
 from fedlens.rounds.round import State as State

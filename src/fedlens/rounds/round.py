@@ -16,11 +16,11 @@ from fedlens.algorithm.secure import SecureSum
 from fedlens.algorithm.slots import Received
 from fedlens.config.names import TRUST, refuse_taken
 from fedlens.core import Cohort, Facts, Gathered, Memory, Tree, keys, tree_map
-from fedlens.core.by_client import ByClient
 from fedlens.core.federation import Federation
-from fedlens.core.trees import copies, copy_tensors, moved, on_host, stack, tensors_in
+from fedlens.core.trees import copies, copy_tensors, moved, stack
 from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.client_memory import ClientMemory, Room
 from fedlens.rounds.cohorts import Asked, BelowQuorum, Call, Gathering, Reports, ask, gathering
 from fedlens.rounds.download import DIFFERENCE, bytes_saved, held, sent_next
 from fedlens.rounds.engine import Engine, Unreported
@@ -30,54 +30,7 @@ from fedlens.rounds.uploads import MEASURED, NORM, PEAK, Uploads
 from fedlens.rounds.work import Part, Shared, Work, exact_model
 
 COMBINE, COUNTS = keys.purpose("combine"), keys.purpose("label counts")
-REMEMBERED = 0.25  # of a GPU's memory that what clients remember may take
 _PARTS = ("params", "buffers", "told")  # the parts of what clients are sent
-
-
-@dataclass(frozen=True)
-class ClientMemory:
-    """What clients remember between rounds. A client that was never selected takes no memory.
-
-    On a GPU it stays there as far as there is room: that of clients with small numbers, so that
-    which these are need not be remembered. That of the others is copied to the host and back,
-    without waiting.
-    """
-
-    rows: Mapping[int, Memory] = field(default_factory=ByClient)
-    num_examples: int = 0  # held by these clients together, each when it first took part
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.rows, ByClient):  # from a checkpoint
-            object.__setattr__(self, "rows", ByClient(self.rows))
-
-    def take(
-        self, clients: Tensor, first: Callable[[], Memory], device: torch.device
-    ) -> list[Memory]:
-        """The memory of each of these clients; `first` returns that of a client never selected."""
-        if not self.rows:
-            return [first()] * len(clients)
-        listed = clients.tolist()
-        new = {} if all(client in self.rows for client in listed) else first()
-        return [moved(self.rows.get(client, new), device) for client in listed]
-
-    def put(
-        self, clients: Tensor, keep: Sequence[Memory], sizes: Tensor, room: int | None = None
-    ) -> ClientMemory:
-        """With what these clients keep; `room` is how many bytes may stay on their device."""
-        if not any(keep):
-            return self
-        assert isinstance(self.rows, ByClient)
-        rows = dict(zip(clients.tolist(), keep, strict=True))
-        if room is not None:
-            each = max(sum(t.nbytes for t in tensors_in(keep[0])), 1)
-            rows = {c: row if c < room // each else on_host(row) for c, row in rows.items()}
-        return ClientMemory(self.rows.changed(rows), self.num_examples_with(clients, sizes))
-
-    def num_examples_with(self, clients: Tensor, sizes: Tensor) -> int:
-        """How many examples are held by the clients that took part so far and by these."""
-        seen = dict(zip(clients.tolist(), sizes.tolist(), strict=True))
-        new: int = sum(size for client, size in seen.items() if client not in self.rows)
-        return self.num_examples + new
 
 
 @dataclass(frozen=True)
@@ -139,6 +92,7 @@ class RoundInput:
     seed: int
     clock: Clock | None = None
     chosen_by: int | None = None  # the seed by which clients are selected, if it is another one
+    room: Room = Room()  # for what clients remember
 
     def call(self, elsewhere: Reporting | None) -> Call:
         state = self.state
@@ -208,19 +162,11 @@ def run_rounds(
     wholes = [_opened(*each) for each in zip(experiments, works, wholes, strict=True)]
     exacts = [{n: t[g : g + 1] for n, t in exact.items()} for g in range(len(works))]
     device = next(iter(exact.values())).device
-    room = room_on(device)
-    rooms = [None if room is None else room // len(works)] * len(works)
     of_all = moved(torch.cat([work.cohort.size_shares for work in works]), device)  # in one copy
     shares = torch.split(of_all, [*map(len, works)])
+    rooms = [one.room.on(device).divided(len(works)) for one in experiments]
     each = zip(experiments, reports, works, wholes, exacts, shares, rooms, strict=True)
     return [_move(*one) for one in each]
-
-
-def room_on(device: torch.device) -> int | None:
-    """How many bytes of a GPU's memory clients' memory may take; None: it is on the host anyway."""
-    if device.type != "cuda":
-        return None
-    return int(REMEMBERED * torch.cuda.get_device_properties(device).total_memory)
 
 
 def _gatherings(experiments: Sequence[RoundInput], elsewhere: Reporting | None) -> list[Gathering]:
@@ -346,7 +292,7 @@ def _move(
     uploads: Part,
     exact: Tree,
     size_shares: Tensor,
-    room: int | None,
+    room: Room,
 ) -> tuple[State, Outcome]:
     """The server's half of an experiment's round; `exact` is its model [1, ...] in float64.
 
@@ -423,7 +369,7 @@ def _move(
     )
     for tell in algorithm.tell if len(work) else ():
         told = told | tell.update(told, gathered)
-    clients = state.clients.put(cohort.clients, uploads.keep, cohort.sizes, room)
+    clients = state.clients.put(cohort.clients, uploads.keep, cohort.sizes, room, state.round + 1)
     left = set(reports.in_training["version"].tolist()) if reports.in_training else set()
     known = {**state.versions, state.round: _model(state)}
     after = State(

@@ -4,7 +4,9 @@ A checkpoint is a state as files: its tensors as safetensors, its structure as J
 depend on the fields of `State`: a state is any nesting of dicts and dataclasses with tensors and
 plain numbers. In the JSON description, a dict or dataclass is an object with its names in order; a
 dict by client is a list of the clients and the description of their values, stacked into one tensor
-for all clients; a tensor is its name in the safetensors file.
+for all clients; a tensor is its name in the safetensors file. What clients remember that finds no
+room in memory has a file of its own for each client and round, which is never changed: a dict by
+client then has a third part, the clients with such files.
 """
 
 from __future__ import annotations
@@ -14,17 +16,20 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_type_hints
 
 import torch
 from torch import Tensor
 
-from fedlens.core import Tree
-from fedlens.core.trees import map_tensors, moved, stack, tensors_in, unstack
+from fedlens.core import Memory, Tree
+from fedlens.core.by_client import ByClient, Elsewhere
+from fedlens.core.trees import in_order, map_tensors, moved, stack, tensors_in, unstack
 from fedlens.rounds import State
 from fedlens.storage import run_files
 from fedlens.storage.files import remove_leftovers, write_atomically
@@ -39,10 +44,13 @@ def describe(value: Any, tensors: Tree, path: str = "") -> Any:
         tensors[path] = value
         return path
     if isinstance(value, Mapping) and value and all(isinstance(key, int) for key in value):
-        rows = list(value.values())
+        there = value.elsewhere if isinstance(value, ByClient) else {}
+        here = [client for client in value if client not in there]
+        rows = [value[client] for client in here]
         if len({t.device for t in tensors_in(rows)}) > 1:  # some clients' memory is on the host
             rows = map_tensors(rows, Tensor.cpu)
-        return [list(value), describe(stack(rows), tensors, path)]
+        files = [[client, *one.described] for client, one in there.items()]
+        return [here, describe(stack(rows), tensors, path), *([files] if files else [])]
     if is_dataclass(value):
         value = {f.name: getattr(value, f.name) for f in fields(value)}
     if isinstance(value, Mapping):
@@ -52,18 +60,30 @@ def describe(value: Any, tensors: Tree, path: str = "") -> Any:
     return value
 
 
-def restore(kind: Any, described: Any, tensors: Tree) -> Any:
-    """The described object of type `kind`, with separate memory for the tensors of each client."""
+def restore(
+    kind: Any,
+    described: Any,
+    tensors: Tree,
+    stored: Callable[[int, int, str], Elsewhere[Memory]] | None = None,
+) -> Any:
+    """The described object of type `kind`, with separate memory for the tensors of each client.
+
+    `stored` is how what has a file of its own is read.
+    """
     if isinstance(described, str):
         return tensors[described]
     if isinstance(described, list):
-        clients, joint = described
+        clients, joint, *files = described
         rows = unstack(restore(None, joint, tensors), len(clients))
         own = [map_tensors(row, torch.clone) for row in rows]
-        return dict(zip(clients, own, strict=True))
+        found: dict[int, Any] = dict(zip(clients, own, strict=True))
+        for client, round, sha256 in files[0] if files else ():
+            assert stored is not None, "who reads a checkpoint has its folder"
+            found[client] = stored(client, round, sha256)
+        return ByClient(found) if files else found
     if isinstance(described, dict):
         hints = get_type_hints(kind) if is_dataclass(kind) else {}
-        parts = {n: restore(hints.get(n), part, tensors) for n, part in described.items()}
+        parts = {n: restore(hints.get(n), part, tensors, stored) for n, part in described.items()}
         return cast(Any, kind)(**parts) if is_dataclass(kind) else parts
     return described
 
@@ -174,13 +194,14 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path, on_change: OnChange | None = None) -> RunFolder:
         """Open the folder of a run to resume it, and remove half-written files."""
-        states = path / run_files.CHECKPOINT
-        if states.is_symlink():  # old states would be removed from its target
-            raise ValueError(
-                f"{states} is a link to another folder: put a copy of that in its place"
-            )
+        states, clients = path / run_files.CHECKPOINT, path / run_files.OF_CLIENTS
+        for link in (states, clients, *clients.glob("*")):
+            if link.is_symlink():  # old states would be removed from its target
+                raise ValueError(
+                    f"{link} is a link to another folder: put a copy of that in its place"
+                )
         lock = FolderLock(path)
-        for folder in (path, states, path / "figures"):
+        for folder in (path, states, path / "figures", *clients.glob("*")):
             if not folder.is_symlink() or folder == path:
                 remove_leftovers(folder)
         return cls(path, lock, on_change)
@@ -237,10 +258,13 @@ class RunFolder:
         )
         return summary
 
-    def keep_records(self, content: bytes) -> None:
-        """Cut the records to `content`: later rounds are run again."""
+    def keep(self, saved: Checkpoint) -> None:
+        """Cut the records to those of a checkpoint: later rounds are run again."""
+        for _, round, path in self._files_of_clients():
+            if round > saved.state.round:
+                self._remove(path)
         # Written anew, not truncated in place: the file may be a hard link to a finished run's.
-        self._write(self.path / run_files.ROUNDS, content)
+        self._write(self.path / run_files.ROUNDS, saved.content)
 
     def load_model(self, name: str = run_files.MODEL) -> Tree:
         """The tensors of a model, if their checksum is that of the summary or none is known."""
@@ -288,6 +312,54 @@ class RunFolder:
         signed = {"sha256": run_files.checksum(plain), "index": plain}
         self._write(index_file, run_files.to_json(signed).encode())
         self._remove_states(run_files.saved_rounds(self.path)[KEPT:])
+        self._remove_superseded(self._files_of_clients(), state.round)
+
+    def store_client(self, client: int, round: int, memory: Memory) -> Elsewhere[Memory]:
+        """Write what a client remembers after a round, to a file that is never changed."""
+        flat = {f"{part}/{name}": t for part, tree in memory.items() for name, t in tree.items()}
+        content, path = to_bytes(flat), run_files.client_file(self.path, client, round)
+        self._write(path, content)
+        # States from the round before the last on may still be saved.
+        self._remove_superseded(self._files_of_clients(client), round - 2)
+        return self._stored(client, round, _sha256(content))
+
+    def _stored(self, client: int, round: int, sha256: str) -> Elsewhere[Memory]:
+        path = run_files.client_file(self.path, int(client), int(round))
+        if not path.is_file():
+            raise run_files.damaged(path, "it is missing")
+
+        def read() -> Memory:
+            content = path.read_bytes()
+            if _sha256(content) != sha256:
+                raise run_files.damaged(path, "its checksum is wrong")
+            memory: Memory = {}
+            for place, t in from_bytes(content, torch.device("cpu")).items():
+                part, name = place.split("/", 1)
+                memory.setdefault(part, {})[name] = t
+            ordered: Memory = in_order(memory)
+            return ordered
+
+        return Elsewhere(read, (round, sha256))
+
+    def _files_of_clients(self, client: int | None = None) -> Iterator[tuple[int, int, Path]]:
+        """Those of all clients, or of one, each with its client and its round."""
+        folder, pattern = self.path / run_files.OF_CLIENTS, "*/*-*.safetensors"
+        if client is not None:
+            first = run_files.client_file(self.path, client, 0)
+            folder, pattern = first.parent, first.name.replace("-000000", "-*")
+        for path in folder.glob(pattern):
+            found, round = path.stem.split("-")
+            yield int(found), int(round), path
+
+    def _remove_superseded(self, files: Iterable[tuple[int, int, Path]], complete: int) -> None:
+        """Remove files of clients that no checkpoint refers to, nor a state from `complete` on."""
+        needed = *run_files.saved_rounds(self.path)[:KEPT], complete
+        for _, some in groupby(sorted(files), itemgetter(0)):
+            paths = {round: path for _, round, path in some}
+            kept = {max((r for r in paths if r <= round), default=None) for round in needed}
+            for round, path in paths.items():
+                if round <= complete and round not in kept:
+                    self._remove(path)
 
     def load_checkpoint(self, device: torch.device) -> Checkpoint | None:
         """The newest valid checkpoint with its records; None if there never was one.
@@ -327,7 +399,8 @@ class RunFolder:
             raise run_files.damaged(path, "its checksum is wrong")
         try:
             tensors = from_bytes(content, torch.device("cpu"))
-            state = moved(restore(State, index["state"], tensors), device)  # but clients' memory
+            state = restore(State, index["state"], tensors, self._stored)
+            state = moved(state, device)  # but clients' memory
             best = restore(dict, index["best"], tensors) if index.get("best") else None
             best = moved(best, device)
             mark = Mark(**index["records"])
@@ -353,6 +426,8 @@ class RunFolder:
     def remove_states(self) -> None:
         """Remove every checkpoint: a run that is over needs none."""
         self._remove_states(run_files.saved_rounds(self.path))
+        for _, _, path in self._files_of_clients():
+            self._remove(path)
 
     def _remove_states(self, rounds: list[int]) -> None:
         for round in rounds:

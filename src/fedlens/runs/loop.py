@@ -35,6 +35,7 @@ from fedlens.network.low_rank import merged
 from fedlens.privacy.ledger import LimitReached
 from fedlens.rounds import RoundInput, State, begin, run_rounds
 from fedlens.rounds.client import ClientProgram
+from fedlens.rounds.client_memory import REMEMBERED, Room
 from fedlens.rounds.cohorts import BelowQuorum
 from fedlens.rounds.work import Work
 from fedlens.runs.folder import Checkpoint, Mark, Records, RunFolder
@@ -52,7 +53,7 @@ from fedlens.runs.summary import (
     who_failed,
 )
 from fedlens.setup import Setup
-from fedlens.storage import run_files
+from fedlens.storage import free_memory, run_files
 
 CHECKPOINT_SECONDS = 10.0  # minimum between two checkpoints: a crash repeats the rounds since
 DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)  # how a file system refuses to be written to
@@ -64,6 +65,11 @@ def train(setup: Setup, watch: Watch | None = None) -> Result:
     state = begin(setup.network, setup.program, setup.federation, setup.device)
     (result,) = run_to_end([ActiveRun(setup, Checkpoint(state), watch=watch)])
     return result
+
+
+def room_of_clients() -> int:
+    """How many bytes of what clients remember a run keeps in memory, a GPU's not counted."""
+    return int(REMEMBERED * free_memory.available())
 
 
 def run_to_end(runs: Sequence[ActiveRun], keep_states: bool = True) -> list[Result]:
@@ -150,6 +156,9 @@ class ActiveRun:
     ) -> None:
         self.setup, self.folder, self.records = setup, folder, list(saved.records)
         self.watch, self.twin, self.by_client = watch, twin, by_client
+        self.room = Room()
+        if folder is not None:
+            self.room = Room(host=room_of_clients(), store=folder.store_client)
         self.newest_state = state = saved.state  # after all started rounds, even unfinished ones
         self.file = Records(folder, saved.content) if folder else None
         self._whole = Whole(state, self.file.mark if self.file else None, saved.best)
@@ -213,6 +222,7 @@ class ActiveRun:
             setup.clock,
             # Whose turns these are is known in advance: what examples cost depends on it.
             setup.experiment.seed if protects_examples(setup.experiment) else None,
+            self.room,
         )
 
     def is_evaluated(self, state: State) -> bool:

@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,10 @@ from fedlens.data.partitions import natural_column
 from fedlens.evaluation.evaluate import Twin
 from fedlens.evaluation.metrics import chosen, try_out
 from fedlens.rounds import State, begin
+from fedlens.rounds.client_memory import Room
 from fedlens.runs.alone import by_client, check_clients_are_tested
 from fedlens.runs.folder import Checkpoint, RunFolder, check_free, readable_json
-from fedlens.runs.loop import ActiveRun, run_to_end
+from fedlens.runs.loop import ActiveRun, room_of_clients, run_to_end
 from fedlens.runs.manifest import (
     as_it_began,
     check_settings,
@@ -73,7 +75,7 @@ def run(
     with shown(progress, in_rounds, name, experiment.rounds) as bar:
         both = all_of(bar, watch)
         setup = build(experiment, source, watch=decoding(both))
-        say_beforehand([setup])
+        say_beforehand([setup], out is not None)
         (result,) = run_to_end([start(experiment, setup, out, overwrite=overwrite, watch=both)])
     return result
 
@@ -201,7 +203,7 @@ def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> Activ
     done, rounds = saved.state.round, setup.experiment.rounds
     if done > rounds:
         raise ValueError(f"{path} has {done} rounds already: {rounds} are too few")
-    folder.keep_records(saved.content)
+    folder.keep(saved)
     active = ActiveRun(setup, saved, folder, twin=twin, watch=watch, by_client=by_client)
     if active.has_rounds_to_start and (now := going_on(before, setup, done, path)) != before:
         folder.write_json(run_files.MANIFEST, now)
@@ -236,10 +238,10 @@ MODELS = 4  # as large as the model is what a client remembers, at the most
 MOST_NAMED = 5  # clients or classes in one line
 
 
-def say_beforehand(setups: Iterable[Setup]) -> None:
+def say_beforehand(setups: Iterable[Setup], has_folder: bool = True) -> None:
     """Log the warnings of all runs, one line each and equal lines once."""
     about = (
-        _remembered,
+        partial(_remembered, has_folder=has_folder),
         _unmeasured,
         _untested,
         _tested_alone,
@@ -252,23 +254,26 @@ def say_beforehand(setups: Iterable[Setup]) -> None:
         logger.warning("%s", line)
 
 
-def _remembered(setup: Setup) -> str:
-    """A warning if all that clients come to remember takes more memory than is free."""
-    experiment, network, free = setup.experiment, setup.network, free_memory.available()
+def _remembered(setup: Setup, has_folder: bool) -> str:
+    """A warning if what clients come to remember finds no room in memory."""
+    experiment, network, room = setup.experiment, setup.network, room_of_clients()
     many = min(setup.federation.num_clients, experiment.rounds * experiment.clients.cohort)
     model = sum(t.nbytes for t in (*network.params.values(), *network.buffers.values()))
-    if setup.engine.reporting is not None or many * MODELS * model <= free:
+    if setup.engine.reporting is not None or many * MODELS * model <= room:
         return ""
-    state = begin(network, setup.program, setup.federation, setup.device)
+    state = begin(setup.network, setup.program, setup.federation, setup.device)
     first = setup.program.memory(state.params, state.buffers, state.told)
     each = sum(t.nbytes for t in tensors_in(first))
-    if many * each <= free:
+    most = room + (Room().on(setup.device).gpu or 0)
+    if many * each <= most:
         return ""
     words = free_memory.in_words
+    rest, where = words(many * each - most), "to files of the run's folder"
+    if not has_folder:
+        where = f"{where}, if you give it one"
     return (
-        f"{many:,} clients come to remember {words(each)} each, {words(many * each)} in all, and "
-        f"{words(free)} of memory are free: take fewer clients or rounds, or one with less to "
-        "remember, as fedper in place of ditto"
+        f"{many:,} clients come to remember {words(each)} each, {words(many * each)} in all: "
+        f"{words(most)} have room in memory, and {rest} go {where}"
     )
 
 

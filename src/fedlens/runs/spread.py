@@ -47,14 +47,13 @@ from fedlens.runs.result import Result
 from fedlens.runs.run import check_asked, new_run
 from fedlens.storage.files import write_atomically
 from fedlens.storage.run_files import (
+    CHECKPOINT,
     EXPERIMENT,
     MANIFEST,
     ROUNDS,
     SUMMARY,
     RunFailed,
     read_manifest,
-    saved_rounds,
-    state_files,
 )
 
 LOOK_SECONDS = 1.0  # between two checks for new workers
@@ -273,7 +272,7 @@ def sent_point(point: Point, folder: RunFolder | None) -> SentPoint:
 def _files(folder: Path) -> dict[str, bytes]:
     """The files that a run resumes from."""
     paths = [folder / name for name in (EXPERIMENT, MANIFEST, ROUNDS, SUMMARY)]
-    paths += [path for round in saved_rounds(folder) for path in state_files(folder, round)]
+    paths += (folder / CHECKPOINT).rglob("*")
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.is_file()}
 
 

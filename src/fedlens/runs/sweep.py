@@ -155,7 +155,8 @@ class Sweep:
         """Run the points; `seconds` is the expected time of a round by point, where known."""
         results, left = dict(self.kept), self._left()
         weights = self._weights(left, seconds or {}) if watch is not None else {}
-        say_beforehand(point.setup for stack in self.stacks for point in stack)
+        points = [point for stack in self.stacks for point in stack]
+        say_beforehand((p.setup for p in points), all(p.folder is not None for p in points))
 
         def forward(point: Point, record: Record) -> None:
             if "round" in record:

@@ -29,6 +29,7 @@ CLIENTS = "clients.json"  # accuracies with `local_only` or `fine_tune`, by clie
 MODEL = "model.safetensors"
 BEST = "best.safetensors"  # the model that was best on validation, if it is kept
 CHECKPOINT = "checkpoint"  # a folder with the newest states, each as two files
+OF_CLIENTS = f"{CHECKPOINT}/clients"  # what clients remember that finds no room in memory
 
 OF_PAGES = ("figures", "comparison", "report.html")  # what reports write beside runs
 
@@ -191,6 +192,11 @@ def state_files(folder: Path, round: int) -> tuple[Path, Path]:
     """The two files of a round's checkpoint: the tensors, and the index that validates them."""
     name = folder / CHECKPOINT / f"state-{round:06d}"
     return name.with_suffix(".safetensors"), name.with_suffix(".json")
+
+
+def client_file(folder: Path, client: int, round: int) -> Path:
+    """What a client remembers after a round, if it has a file of its own."""
+    return folder / OF_CLIENTS / f"{client // 100:04d}" / f"{client:06d}-{round:06d}.safetensors"
 
 
 def saved_rounds(folder: Path) -> list[int]:
