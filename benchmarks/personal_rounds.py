@@ -34,7 +34,7 @@ from fedlens.runs.loop import torch_settings
 from fedlens.runs.manifest import machine
 from fedlens.setup import Setup, build
 from fedlens.setup.network import untrained
-from fedlens.storage.cores import num_cores
+from fedlens.storage.free_memory import num_cores
 
 LR, BATCH, LAMBDA, HEAD = 0.005, 10, 0.1, "fc2."
 METHODS: dict[str, dict[str, Any]] = {  # and their options

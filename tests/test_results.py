@@ -14,7 +14,7 @@ import pytest
 from fedlens.config.experiment import Experiment
 from fedlens.config.names import DATASETS
 from fedlens.recipes import RECIPES, slug
-from fedlens.recipes.findings.compared import ENDS
+from fedlens.recipes.findings.items import ENDS
 from fedlens.recipes.hsu2020 import setting
 from fedlens.recipes.hsu2020.cifar import CENTRALISED, DIVERGED, best, chosen
 from fedlens.recipes.recipe import Recipe, Recorded, Results, Scale, with_settings

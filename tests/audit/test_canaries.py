@@ -10,7 +10,7 @@ import torch
 import fedlens as fl
 from fedlens.algorithm.private import ClipAndNoise
 from fedlens.algorithm.slots import Encoded
-from fedlens.audit.canaries import Measured, measure
+from fedlens.audit.membership import Measured, measure
 from fedlens.config.sections import Aggregation
 from fedlens.privacy.accountant import epsilon
 from fedlens.privacy.events import Release

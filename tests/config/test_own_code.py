@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fedlens as fl
 from fedlens.algorithm.pieces.losses import focal
-from fedlens.config import own_code
+from fedlens.config import consent
 from fedlens.setup import build
 from fedlens.storage.run_files import RunFailed
 
@@ -191,7 +191,7 @@ def test_a_right_loss_of_ones_own_is_cross_entropy() -> None:
 )
 def test_what_a_module_lacks_is_seen_without_importing_it(text, lacking, tmp_path):
     (tmp_path / "not_imported.py").write_text(f"import elsewhere\n{text}\n")
-    assert own_code.lacks("not_imported", "net") == lacking
+    assert consent.lacks("not_imported", "net") == lacking
     assert "not_imported" not in sys.modules
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedlens.config.consent import importable
-from fedlens.config.own_code import place_of_error
+from fedlens.config.consent import importable, place_of_error
 from fedlens.engines.messages import Driver
 
 

@@ -15,7 +15,7 @@ from fedlens.engines import Sequential
 from fedlens.network.network import Network
 from fedlens.network.single import winograd
 from fedlens.network.single.layers import FastPath, FusedConvolution, Linear, fuse
-from fedlens.network.stacked.reader import read_module
+from fedlens.network.stacked.layers import read_module
 from fedlens.rounds import begin, run_round
 from fedlens.rounds.client import ClientProgram
 from tests.federations import assert_equal, noisy_images, small_cnn

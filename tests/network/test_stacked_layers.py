@@ -15,8 +15,7 @@ from fedlens.network.layers import KeyedDropout, MaskedBatchNorm, prepare, side_
 from fedlens.network.network import Network
 from fedlens.network.pool import AdaptivePool
 from fedlens.network.stacked import layers as stacked_layers
-from fedlens.network.stacked.layers import FORMS, MAPPED, form_of
-from fedlens.network.stacked.reader import StackedModule, read_module
+from fedlens.network.stacked.layers import FORMS, MAPPED, StackedModule, form_of, read_module
 from tests.federations import small_cnn
 
 # PyTorch says so of its own convolution, which is the reference here.

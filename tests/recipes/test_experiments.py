@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fedlens.config.experiment import Experiment, Named
-from fedlens.recipes.experiments import experiments
+from fedlens.recipes.page import experiments
 from fedlens.recipes.recipe import Results, Scale
 from fedlens.recipes.reproduce import reproduce
 

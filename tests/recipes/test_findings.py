@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedlens.recipes.findings.compared import ahead, compared, evaluated, levels, read_out
-from fedlens.recipes.findings.items import volatile
+from fedlens.recipes.findings.items import ahead, compared, evaluated, levels, read_out, volatile
 from fedlens.recipes.recipe import Results, Scale
 from fedlens.report.pairs import estimate
 

@@ -8,10 +8,9 @@ import pytest
 
 from fedlens.config.experiment import Named
 from fedlens.recipes import RECIPES
-from fedlens.recipes.experiments import experiments
 from fedlens.recipes.ghaemi.algorithms import dead_runs, living, outcome, reached
 from fedlens.recipes.ghaemi.why_liadmm_fails import ABOUT_TRAINING, CONTROL
-from fedlens.recipes.page import beside
+from fedlens.recipes.page import beside, experiments
 from fedlens.recipes.recipe import Results, Scale
 from fedlens.recipes.reproduce import reproduce
 from fedlens.report.blocks import Curves, places

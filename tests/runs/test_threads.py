@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fedlens as fl
-from fedlens.storage.cores import num_cores
+from fedlens.storage.free_memory import num_cores
 from tests.runs.resumable import Stop, assert_same_run, forgetful
 
 pytestmark = pytest.mark.usefixtures("quick_pages")

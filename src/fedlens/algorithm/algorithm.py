@@ -38,8 +38,8 @@ from fedlens.algorithm.slots import (
     Uploading,
     Weigh,
 )
+from fedlens.config.consent import mistake_of, place_of
 from fedlens.config.options import Named
-from fedlens.config.own_code import mistake_of, place_of
 from fedlens.core import Memory, Number, Tree, is_on
 from fedlens.privacy.events import Release
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm.slots import ChannelStep, Decoded, Encoded
-from fedlens.config.own_code import place_of
+from fedlens.config.consent import place_of
 from fedlens.core import Cohort, Memory, Tree, keys
 from fedlens.network.layout import Layout, Role
 

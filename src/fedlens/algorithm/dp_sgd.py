@@ -15,7 +15,7 @@ from fedlens.algorithm.pieces import (
 )
 from fedlens.algorithm.pieces.objective import PenaltyBy
 from fedlens.algorithm.slots import Solve
-from fedlens.config.own_code import place_of
+from fedlens.config.consent import place_of
 from fedlens.core import Number, is_on
 
 WHAT = "privacy of examples"

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from fedlens.storage.cores import num_cores
+from fedlens.storage.free_memory import num_cores
 
 WIDE = 2**20  # columns of a piece on a GPU
 NUMBERS = 2**15 - 2**8

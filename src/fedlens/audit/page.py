@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlens.audit.canaries import Measured
-from fedlens.audit.membership import Membership, Roc
+from fedlens.audit.membership import Measured, Membership, Roc
 from fedlens.audit.reconstruction import Reconstruction, Training
 from fedlens.report.blocks import Block, Curves, Facts, Line, Samples, Table, Text
 from fedlens.report.numbers import NONE

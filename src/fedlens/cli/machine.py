@@ -55,7 +55,7 @@ def findings(data: Path | None = None) -> dict[str, Any]:
     from fedlens.data.fetch import named_sets
     from fedlens.data.places import roots
     from fedlens.setup.devices import automatic_engine
-    from fedlens.storage.cores import num_cores
+    from fedlens.storage.free_memory import num_cores
 
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")

@@ -22,8 +22,8 @@ from fedlens.cli.arguments import FULL
 from fedlens.cli.completion import known_keys
 from fedlens.cli.stopping import INTERRUPTED, Stopped, heed_signals, stopped
 from fedlens.config import consent
+from fedlens.config.consent import mistake_of
 from fedlens.config.options import did_you_mean, nearest
-from fedlens.config.own_code import mistake_of
 from fedlens.storage.reading import printable, reason, shortened
 from fedlens.storage.run_files import RunFailed
 from fedlens.version import __version__

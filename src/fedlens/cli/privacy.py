@@ -182,7 +182,7 @@ def audit_command(
     """Attack an experiment: who was in its data, which images come back?"""
     described = Experiment.read(experiment, overrides or [])
     from fedlens.audit import membership
-    from fedlens.audit.canaries import measure
+    from fedlens.audit.membership import measure
     from fedlens.audit.page import blocks, measured, rebuilt, verdict
     from fedlens.audit.reconstruction import check_client, reconstructions
     from fedlens.report.page import render_page

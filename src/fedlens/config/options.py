@@ -22,8 +22,7 @@ from functools import cache
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, TypeVar, Union
 
-from fedlens.config.consent import NotApproved
-from fedlens.config.own_code import lacks, place_of_error, why_not_imported
+from fedlens.config.consent import NotApproved, lacks, place_of_error, why_not_imported
 from fedlens.config.signatures import Read, read
 from fedlens.storage.reading import shortened
 

@@ -32,7 +32,7 @@ from fedlens.data.dicom import ENDING as DICOM
 from fedlens.data.dicom import read_dicom
 from fedlens.data.places import DECODED, Counted, cache
 from fedlens.storage import free_memory
-from fedlens.storage.cores import num_cores
+from fedlens.storage.free_memory import num_cores
 from fedlens.storage.kept import kept
 from fedlens.storage.reading import reason
 from fedlens.version import __version__

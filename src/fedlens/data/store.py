@@ -28,8 +28,8 @@ from fedlens.data.curation import Listing
 from fedlens.data.pictures import ENDINGS, Form, read
 from fedlens.data.places import Source, not_here, roots
 from fedlens.storage import free_memory
-from fedlens.storage.cores import num_cores
 from fedlens.storage.files import remove_leftovers, replacing, write_atomically
+from fedlens.storage.free_memory import num_cores
 from fedlens.storage.locks import one_writer
 from fedlens.storage.reading import Fields, demand_fields, digest_of, reading
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlens.config.own_code import place_of_error
+from fedlens.config.consent import place_of_error
 from fedlens.data import Source
 from fedlens.data.published import fashion_mnist_mini
 from fedlens.deploy.classifier import Classifier

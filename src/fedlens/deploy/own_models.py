@@ -10,9 +10,9 @@ import torch
 from fedlens.config.experiment import Experiment
 from fedlens.core import Tree
 from fedlens.network.low_rank import merged
-from fedlens.runs.alone import tuned_model
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.run import as_begun
+from fedlens.runs.twin import tuned_model
 from fedlens.setup import build
 from fedlens.setup.algorithm import make_algorithm
 from fedlens.storage.run_files import EXPERIMENT, PARTITION, read_json, read_manifest

@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedlens.config.own_code import is_own
+from fedlens.config.consent import is_own
 from fedlens.version import __version__
 
 SMALL = 2**16  # most bytes of a tensor that is pickled with the rest

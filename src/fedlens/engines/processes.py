@@ -35,7 +35,7 @@ from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.engine import Engine
 from fedlens.rounds.work import Shared, Work
-from fedlens.storage.cores import num_cores
+from fedlens.storage.free_memory import num_cores
 from fedlens.storage.process_state import is_stopped
 
 BUFFERED = 2**15  # bytes that a pipe buffers if the worker reads nothing

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlens.config.own_code import mistake_of
+from fedlens.config.consent import mistake_of
 from fedlens.core import Memory, Tree, tree_map
 from fedlens.core.federation import Examples
 from fedlens.core.trees import copies, map_tensors, moved, stack, unstack

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedlens.config.consent import place_of, place_of_error
 from fedlens.config.experiment import Experiment, Named
 from fedlens.config.names import METRICS
 from fedlens.config.options import call
-from fedlens.config.own_code import place_of, place_of_error
 from fedlens.config.sections import Count
 from fedlens.core.federation import Holdings
 from fedlens.storage.reading import shortened

@@ -13,8 +13,7 @@ from fedlens.core import Tree
 from fedlens.network.layers import side_inputs
 from fedlens.network.model import Constants, Numerics
 from fedlens.network.single.layers import FastLayer, FastPath, on_fast_path
-from fedlens.network.stacked.layers import Activations, Form, LayerInput
-from fedlens.network.stacked.reader import Run, StackedModule
+from fedlens.network.stacked.layers import Activations, Form, LayerInput, Run, StackedModule
 
 
 class FunctionalModule:

@@ -31,7 +31,7 @@ from fedlens.network.single.layers import (
     fuse,
     on_fast_path,
 )
-from fedlens.network.stacked.reader import read_module
+from fedlens.network.stacked.layers import read_module
 
 
 class Network:

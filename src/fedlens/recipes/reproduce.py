@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedlens.config.experiment import Experiment
 from fedlens.recipes import RECIPES, ScaleName, check_known, slug
-from fedlens.recipes.experiments import experiments
-from fedlens.recipes.page import captioned, led_by_a_figure, opening
+from fedlens.recipes.page import captioned, experiments, led_by_a_figure, opening
 from fedlens.recipes.recipe import FROM_CELL, Recipe, Results, Scale, with_settings
 from fedlens.report.page import render_page
 from fedlens.runs.folder import new_folder

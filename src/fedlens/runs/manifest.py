@@ -26,7 +26,7 @@ from fedlens.config.schedules import looked_at, value_at
 from fedlens.runs.records import settings
 from fedlens.setup import Setup
 from fedlens.setup.network import normalisation
-from fedlens.storage.cores import num_cores
+from fedlens.storage.free_memory import num_cores
 from fedlens.storage.reading import Fields, demand_fields, expanded
 from fedlens.storage.run_files import (
     EXPERIMENT,

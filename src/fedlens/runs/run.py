@@ -27,7 +27,6 @@ from fedlens.evaluation.evaluate import Twin
 from fedlens.evaluation.metrics import chosen, try_out
 from fedlens.rounds import State, begin
 from fedlens.rounds.client_memory import Room
-from fedlens.runs.alone import by_client, check_clients_are_tested
 from fedlens.runs.folder import Checkpoint, RunFolder, check_free, readable_json
 from fedlens.runs.loop import ActiveRun, room_of_clients, run_to_end
 from fedlens.runs.manifest import (
@@ -41,7 +40,7 @@ from fedlens.runs.manifest import (
 from fedlens.runs.progress import Watch, all_of, decoding, expect_watch, in_rounds, shown
 from fedlens.runs.result import Result
 from fedlens.runs.spending import Spending
-from fedlens.runs.twin import trained
+from fedlens.runs.twin import by_client, check_clients_are_tested, trained
 from fedlens.setup import Setup, build
 from fedlens.setup.algorithm import make_algorithm
 from fedlens.storage import free_memory, run_files

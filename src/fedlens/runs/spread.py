@@ -27,9 +27,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedlens.config.consent import mistake_of
 from fedlens.config.experiment import Experiment, Named, Precision
 from fedlens.config.names import EngineName
-from fedlens.config.own_code import mistake_of
 from fedlens.core.federation import Dataset
 from fedlens.core.trees import map_tensors
 from fedlens.engines import Ray, Sequential

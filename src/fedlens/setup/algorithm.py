@@ -30,10 +30,10 @@ from fedlens.algorithm.private import with_privacy
 from fedlens.algorithm.secure import with_secure_sums
 from fedlens.algorithm.slots import Draw, Select, Solve
 from fedlens.attacks import Attack, under_attack
+from fedlens.config.consent import place_of
 from fedlens.config.experiment import Between, Experiment, LocalTraining
 from fedlens.config.names import ALGORITHMS, ANNEALS, ATTACKS, LOSSES, OPTIMIZERS
 from fedlens.config.options import Named
-from fedlens.config.own_code import place_of
 from fedlens.config.protection import check_alone, protection_of, protects_examples
 from fedlens.config.schedules import looked_at, value_at
 

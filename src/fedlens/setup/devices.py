@@ -22,7 +22,7 @@ from fedlens.engines.ray import OnDisk
 from fedlens.network.network import Network
 from fedlens.setup.tryouts import stacking_fails
 from fedlens.storage import free_memory
-from fedlens.storage.cores import num_cores
+from fedlens.storage.free_memory import num_cores
 
 PRECISIONS = {
     "fp32": (torch.float32, torch.float32),

@@ -16,8 +16,8 @@ from torch.nn.modules.module import (
 
 from fedlens.algorithm.pieces import Uniformly
 from fedlens.algorithm.pieces.losses import Loss, LossWith
+from fedlens.config.consent import mistake_of, place_of, place_of_error
 from fedlens.config.experiment import Experiment
-from fedlens.config.own_code import mistake_of, place_of, place_of_error
 from fedlens.core.federation import Dataset, Federation
 from fedlens.engines import Sequential
 from fedlens.network.functional import MappedModel

@@ -1,8 +1,12 @@
-"""How much memory is free, so that what cannot fit is refused before it is allocated."""
+"""How much memory is free, so that what cannot fit is refused before it is allocated.
+
+How many cores this process may use.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -80,3 +84,7 @@ def _number(file: Path) -> int | None:
         return int(file.read_text(encoding="ascii"))  # "max": there is no limit
     except (OSError, ValueError):
         return None
+
+
+def num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

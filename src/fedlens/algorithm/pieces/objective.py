@@ -10,7 +10,7 @@ from torch import Tensor
 from fedlens.algorithm.pieces.losses import Loss, cross_entropy
 from fedlens.algorithm.pieces.per_example import PerExample
 from fedlens.algorithm.slots import ExampleWeight, Penalty
-from fedlens.config.own_code import place_of
+from fedlens.config.consent import place_of
 from fedlens.core import Batch, Local, Number, per_row
 from fedlens.network.ops import mean_cross_entropy, weighted_mean
 

@@ -28,7 +28,7 @@ from torch import Tensor, fx, nn
 
 from fedlens.network.pool import pair
 from fedlens.network.single import winograd
-from fedlens.network.stacked.reader import only_readers
+from fedlens.network.stacked.layers import only_readers
 
 aten = torch.ops.aten
 
