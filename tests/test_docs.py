@@ -33,10 +33,12 @@ from fedlens.config.signatures import words_of
 from fedlens.data import DATASETS
 from fedlens.data.partitions import PARTITIONS
 from fedlens.data.published import PUBLISHED
+from fedlens.fleet.terms import Terms, for_fleet
 from fedlens.models import MODELS
 from fedlens.report import report
 from fedlens.rounds.reports import Faults, Reporting
 from fedlens.setup import partition
+from fedlens.setup.data import load_dataset
 from tests.command_line import forget_modules_of
 
 ROOT = Path(__file__).parents[1]
@@ -143,7 +145,9 @@ def check_toml(text, _namespace):
     """It is an experiment, or a part of one; and its clients can be given their examples."""
     saved(text)
     described = fl.Experiment.of(REQUIRED | tomllib.loads(text))
-    if described.dataset.name not in PUBLISHED:
+    if described.dataset.name == "at-sites":
+        Terms.of(for_fleet(described), load_dataset(described.dataset, None))
+    elif described.dataset.name not in PUBLISHED:
         partition(described)
 
 
@@ -324,7 +328,7 @@ def test_the_options_documented_are_the_options_there_are():
     assert documented_options(EXPERIMENTS, "model", 1) == models
     published = list(PUBLISHED)
     datasets = options_in_code(DATASETS)
-    own = {name: datasets[name] for name in ("folder", "csv", "npz", "hugging-face")}
+    own = {name: datasets[name] for name in ("folder", "csv", "npz", "hugging-face", "at-sites")}
     assert documented_options(DATA, "your own", 2) == own
     named = documented_options(DATA, "named", 3)
     assert named == {name: datasets[name] for name in ("fashion-mnist-mini", *published)}

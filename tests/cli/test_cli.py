@@ -96,6 +96,7 @@ def test_json_is_all_there_is_on_standard_output(fedlens):
         "csv",
         "npz",
         "hugging-face",
+        "at-sites",
     }  # these are the user's files: there is no place to look for them
     listed = {row["name"] for row in json.loads(fedlens("data", "list", "--json").out)}
     assert listed == set(DATASETS) - own

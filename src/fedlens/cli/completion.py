@@ -8,7 +8,14 @@ import click
 
 from fedlens.config.names import DATASETS, KINDS, RECIPES, SCHEDULES
 
-NOT_TO_GET = ("fashion-mnist-mini", "folder", "csv", "npz", "hugging-face")  # built in or user data
+NOT_TO_GET = (
+    "fashion-mnist-mini",
+    "at-sites",
+    "folder",
+    "csv",
+    "npz",
+    "hugging-face",
+)  # built in or user data
 
 
 def known_keys() -> Iterable[str]:

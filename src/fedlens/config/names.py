@@ -137,6 +137,7 @@ DATASETS = ByName(
         "csv": "csv_files",
         "npz": "numpy_files",
         "hugging-face": OWN,
+        "at-sites": OWN,
     },
 )
 

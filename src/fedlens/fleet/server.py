@@ -241,8 +241,6 @@ def make_setup(
     tested = None
     if clients.holdout:
         tested = _holdings([one.held_out for one in held], held)
-    if "test" in experiment.evaluate.on and not len(dataset.test):
-        raise ValueError(f"{dataset.name} has no test examples: set evaluate.on = []")
     return Setup(
         experiment=experiment,
         dataset=dataset,

@@ -127,6 +127,11 @@ class Terms:
     def of(cls, experiment: Experiment, dataset: Dataset, sites: Sequence[Peer] = ()) -> Terms:
         """`sites` are all that may take part, which only secure sums must know."""
         check_possible(experiment)
+        if "test" in experiment.evaluate.on and not len(dataset.test):
+            raise ValueError(
+                f"{dataset.name} has no test images: set evaluate.on = [], and clients.holdout, by "
+                "which sites test models on images of theirs"
+            )
         mean, std = normalisation(experiment, dataset)
         images = Images(tuple(dataset.classes), dataset.shape, mean, std, dataset.fit)
         told = _told(experiment.plain())

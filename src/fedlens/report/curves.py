@@ -10,16 +10,35 @@ from fedlens.evaluation.measures import OF_MODEL
 from fedlens.report.blocks import Block, Curves, Line, Style
 from fedlens.report.groups import MANY, Group, best_round, by_cost, curve, off_if_many
 from fedlens.report.numbers import format_number, format_place
-from fedlens.runs.records import PART_NAMES, Run, is_number, number, recorded_as
+from fedlens.runs.records import (
+    AT_CLIENTS,
+    PART_NAMES,
+    Run,
+    is_number,
+    number,
+    recorded_as,
+    tested_at_clients,
+)
 
 STYLES: dict[str, Style] = {"test": "solid", "validation": "dotted", "train": "dashed"}
 
 
 def curve_blocks(groups: Sequence[Group], part: str) -> Iterator[Block]:
     """Curves of accuracy, relative accuracy and loss by round, where they were recorded."""
+    runs = [run for one in groups for run in one.runs]
     yield from _curves(groups, "accuracy", part)
+    if tested_at_clients(runs):
+        yield Curves(
+            title="Accuracy at the clients",
+            name="accuracy",
+            caption="How many of the examples that clients hold out the model classifies "
+            "correctly, of all clients together, round by round. Rings mark the best round.",
+            lines=off_if_many([_annotated(one, AT_CLIENTS, percent=True) for one in groups]),
+            y_label="accuracy at the clients",
+            percent=True,
+        )
     metric = "relative_accuracy"
-    if any(run.has(metric) for one in groups for run in one.runs):
+    if any(run.has(metric) for run in runs):
         yield Curves(
             title="Relative accuracy",
             caption="Accuracy as a share of that of the run's centralised twin: the same model, "

@@ -41,6 +41,7 @@ from fedlens.report.personal import personal_blocks
 from fedlens.report.privacy import privacy_blocks, privacy_line, sums_line
 from fedlens.report.tables import decimal, rows
 from fedlens.runs.records import (
+    AT_CLIENTS,
     PART_NAMES,
     Run,
     evaluated_on,
@@ -51,6 +52,7 @@ from fedlens.runs.records import (
     recorded_as,
     settings,
     table_in,
+    tested_at_clients,
 )
 from fedlens.storage.run_files import EXPERIMENT, MANIFEST, UNSOUND
 
@@ -124,6 +126,8 @@ def headline(runs: Sequence[Run]) -> str:
     personal = all(run.is_personal for run in runs)
     metric = "personal_accuracy" if personal else f"{part}_accuracy"
     what = "accuracy" if personal else f"{PART_NAMES[part]} accuracy"
+    if not personal and tested_at_clients(runs):
+        metric, what = AT_CLIENTS, "accuracy on what clients hold out"
     scored = [(one, values) for one in groups if (values := one.finals(metric))]
     scored.sort(key=lambda pair: (not pair[0].is_sound, -fmean(pair[1])))
     silent = [one for one in groups if not one.finals(metric)]

@@ -200,6 +200,16 @@ def evaluated_on(runs: Sequence[Run], part: str) -> bool:
     return any(run.has(name) or run.final(name) is not None for run in runs for name in names)
 
 
+AT_CLIENTS = "client_accuracy_weighted"  # of all examples that clients hold out
+
+
+def tested_at_clients(runs: Sequence[Run]) -> bool:
+    """Whether models were tested at the clients alone, which have all images."""
+    return any(run.has(AT_CLIENTS) for run in runs) and not any(
+        run.has(measure_name(part, "accuracy")) for run in runs for part in PARTS
+    )
+
+
 def recorded_as(runs: Sequence[Run], part: str, measure: str) -> str:
     """The name of a measure on a part in the records of runs.
 

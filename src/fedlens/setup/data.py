@@ -143,6 +143,11 @@ def split_examples(
     experiment: Experiment, train: Examples, num_classes: int
 ) -> tuple[Examples, Split]:
     """The training examples as clients see them, and how they are divided among the clients."""
+    if not len(train):
+        raise ValueError(
+            "there are no images to train on here: sites of a fleet have theirs, so start its "
+            "server with `fedlens fleet serve`, or choose another dataset"
+        )
     clients = experiment.clients
     named = clients.partition
     rng = np.random.default_rng([split_seed(experiment), keys.purpose("partition")])

@@ -96,6 +96,11 @@ def normalisation(experiment: Experiment, dataset: Dataset) -> MeanAndStd:
                 'weights = "imagenet" were trained on images that were normalised otherwise: set '
                 'normalise = "imagenet"'
             )
+        if not len(dataset.train) and dataset.mean is None:
+            raise ValueError(
+                f"{dataset.name} has no images here, whose mean and deviation would be taken: set "
+                'normalise = "imagenet", or { mean = 0.5, deviation = 0.25 }'
+            )
         return dataset.mean, dataset.std
     if dataset.train.images.is_floating_point():
         raise ValueError(
