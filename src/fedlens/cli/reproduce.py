@@ -128,15 +128,14 @@ def reproduce_command(
     for one in planned:
         if one.recipe.stand_in and (only_plan or (one.name in left and not quiet)):
             notify(f"{one.name}: {one.recipe.stand_in}")
-    seconds: dict[str, float] = {}
     if only_plan or (scale == "paper" and left and not quiet):
-        seconds = _say_how_long(title, runs, quiet)
+        _say_how_long(title, runs, quiet)
     if only_plan:
         return
     with going_on_by("run the same command again to go on"):
         if left:
             with shown(not quiet, in_rounds, title, runs.rounds, runs.rounds_done) as told:
-                runs.run(told, seconds)
+                runs.run(told)
         with once_written():
             done, failed = _pages(planned, quiet)
             if store is not None:
@@ -209,16 +208,12 @@ def _print_one(done: Reproduced) -> None:
     say(f"page: {done.page}")
 
 
-def _say_how_long(title: str, runs: Together, quiet: bool) -> dict[str, float]:
-    """Print the estimated time of the remaining runs, for each stack of runs.
-
-    Return the estimated seconds per round of each run, by name.
-    """
+def _say_how_long(title: str, runs: Together, quiet: bool) -> None:
+    """Print the estimated time of the remaining runs, for each stack of runs."""
     from fedlens.recipes.estimate import Timing
 
-    left, total, a_round = runs.left, 0.0, dict[str, float]()
-    count, rounds = len(left), {runs.names[place]: one.rounds for place, one in left.items()}
-    if count:
+    left, total = runs.left, 0.0
+    if left:
         notify(f"{title}: estimating how long it will take ...")
         timing = Timing(left.values(), runs.planned[0].scale.data)
         stages = [{runs.names[place]: one for place, one in stage.items()} for stage in runs.stages]
@@ -226,16 +221,13 @@ def _say_how_long(title: str, runs: Together, quiet: bool) -> dict[str, float]:
             found = timing.sweeps(stages, watch)
         for estimated in found:
             total += estimated.seconds
-            share = estimated.seconds / sum(rounds[name] for name in estimated.names)
-            a_round |= dict.fromkeys(estimated.names, share)
             first, others = estimated.names[0], len(estimated.names) - 1
             beside = f" and {others} more, side by side" if others else ""
             notify(f"{first}{beside}: about {span(estimated.seconds)}")
     on_cluster = any(cell.engine == "ray" for cell in left.values())
     where = "the Ray cluster" if on_cluster else "this machine"
-    what = f"{count} run{'' if count == 1 else 's'} of {runs.count} to do"
+    what = f"{len(left)} run{'' if len(left) == 1 else 's'} of {runs.count} to do"
     notify(f"{title}: {what}, about {span(total)} on {where}")
-    return a_round
 
 
 def _summary(recipe: str, scale: ScaleName, done: Reproduced) -> dict[str, Any]:

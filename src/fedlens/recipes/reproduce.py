@@ -229,11 +229,8 @@ class Together:
             found.setdefault(str(place) if is_alone else text, []).append(place)
         return list(found.values())
 
-    def run(self, watch: Watch | None = None, seconds: Mapping[str, float] | None = None) -> None:
-        """Run or resume the remaining cells; `watch` is called as if all were one sweep.
-
-        `seconds` is the expected time of a round by name, where it is known.
-        """
+    def run(self, watch: Watch | None = None) -> None:
+        """Run or resume the remaining cells; `watch` is called as if all were one sweep."""
         with one_writer(*(one.out for one in self.planned)):
             parents = {place.parent for place in self._texts}
             for folder in (*parents, *filter(_is_over, self._texts)):
@@ -241,16 +238,14 @@ class Together:
             total = self.rounds
             self._take_over()
             while stage := next(self.stages, None):
-                self._run_stage(stage, total, watch, seconds or {})
+                self._run_stage(stage, total, watch)
                 assert all(map(_is_over, stage)), "a sweep ends its runs"
                 self._take_over()
 
-    def _run_stage(
-        self, stage: Cells, total: int, watch: Watch | None, seconds: Mapping[str, float]
-    ) -> None:
+    def _run_stage(self, stage: Cells, total: int, watch: Watch | None) -> None:
         elsewhere = self.rounds_done - sum(map(self._rounds_done, stage))
         later = sum(
-            (one.rounds - self._rounds_done(place)) * seconds.get(self.names[place], 1)
+            one.rounds - self._rounds_done(place)
             for place, one in self.left.items()
             if place not in stage
         )
@@ -265,7 +260,7 @@ class Together:
         points = {self.names[place]: experiment for place, experiment in stage.items()}
         folders = {self.names[place]: place for place in stage}
         made = prepare(points, folders, data=self.planned[0].scale.data, watch=decoding(told))
-        made.run(told, keep_states=False, seconds=seconds)
+        made.run(told, keep_states=False)
 
     @cached_property
     def _beside(self) -> Mapping[str, Path]:

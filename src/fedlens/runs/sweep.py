@@ -107,13 +107,8 @@ class Sweep:
             for point in stack
         }
 
-    def _weights(self, left: Mapping[str, int], seconds: Mapping[str, float]) -> dict[str, float]:
-        """The weight of a round of each point in the work left.
-
-        It is the expected time or, if that is unknown, the work relative to an average round.
-        """
-        if seconds:
-            return {name: seconds.get(name, 1) for name in left}
+    def _weights(self, left: Mapping[str, int]) -> dict[str, float]:
+        """The work of a round of each point, relative to an average round."""
         work = {point.name: images_a_round(point.setup) for stack in self.stacks for point in stack}
         whole = sum(number * work[name] for name, number in left.items())
         mean = whole / max(sum(left.values()), 1) or 1.0
@@ -146,15 +141,10 @@ class Sweep:
     def _spread(self) -> SpreadPoints:
         return SpreadPoints.among([point for stack in self.stacks for point in stack])
 
-    def run(
-        self,
-        watch: Watch | None = None,
-        keep_states: bool = True,
-        seconds: Mapping[str, float] | None = None,
-    ) -> dict[str, Result]:
-        """Run the points; `seconds` is the expected time of a round by point, where known."""
+    def run(self, watch: Watch | None = None, keep_states: bool = True) -> dict[str, Result]:
+        """Run the points."""
         results, left = dict(self.kept), self._left()
-        weights = self._weights(left, seconds or {}) if watch is not None else {}
+        weights = self._weights(left) if watch is not None else {}
         points = [point for stack in self.stacks for point in stack]
         say_beforehand((p.setup for p in points), all(p.folder is not None for p in points))
 
