@@ -36,8 +36,6 @@ from fedlens.algorithms.fedala import fedala
 from fedlens.algorithms.fedasync import fedasync
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedavgm import fedavgm
-from fedlens.algorithms.fedbabu import fedbabu
-from fedlens.algorithms.fedbn import fedbn
 from fedlens.algorithms.fedbuff import fedbuff
 from fedlens.algorithms.fedcm import fedcm
 from fedlens.algorithms.feddyn import feddyn
@@ -45,10 +43,8 @@ from fedlens.algorithms.fedir import fedir
 from fedlens.algorithms.fednova import fednova
 from fedlens.algorithms.fedns import fedns
 from fedlens.algorithms.fedopt import fedadagrad, fedadam, fedyogi
-from fedlens.algorithms.fedper import fedper
 from fedlens.algorithms.fedproto import fedproto
 from fedlens.algorithms.fedprox import fedprox
-from fedlens.algorithms.fedrep import fedrep
 from fedlens.algorithms.fedvc import fedvc
 from fedlens.algorithms.fine_tune import fine_tune
 from fedlens.algorithms.fltrust import fltrust
@@ -56,7 +52,6 @@ from fedlens.algorithms.geometric_median import geometric_median
 from fedlens.algorithms.krum import krum
 from fedlens.algorithms.lambda_sum import lambda_sum
 from fedlens.algorithms.lastfc import lastfc
-from fedlens.algorithms.lg_fedavg import lg_fedavg
 from fedlens.algorithms.liadmm import celiadmm, liadmm
 from fedlens.algorithms.local_only import local_only
 from fedlens.algorithms.meamed import meamed
@@ -64,6 +59,7 @@ from fedlens.algorithms.median import median
 from fedlens.algorithms.moon import moon
 from fedlens.algorithms.nnm import nnm
 from fedlens.algorithms.norm_bound import norm_bound
+from fedlens.algorithms.own_layers import fedbabu, fedbn, fedper, fedrep, lg_fedavg
 from fedlens.algorithms.per_fedavg import per_fedavg
 from fedlens.algorithms.pfedme import pfedme
 from fedlens.algorithms.powersgd import powersgd

@@ -12,7 +12,7 @@ from fedlens.algorithm import compose
 from fedlens.algorithm.slots import Received
 from fedlens.algorithms import bucketing, krum, median, nnm, trimmed_mean
 from fedlens.attacks import Attack, Seen, hostile_key, under_attack
-from fedlens.attacks.sending import (
+from fedlens.attacks.attack import (
     alie,
     free_rider,
     gaussian,

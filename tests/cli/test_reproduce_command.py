@@ -96,13 +96,13 @@ def test_a_mistake_of_ours_on_one_page_leaves_the_others_and_is_reported(command
 def test_after_an_interruption_the_same_command_goes_on(command, monkeypatch):
     go_on = Together.run
 
-    def stopped(self, watch, seconds):
+    def stopped(self, watch):
         def stop(record):
             watch(record)
             if record["done"] == 3:
                 raise KeyboardInterrupt
 
-        go_on(self, stop, seconds)
+        go_on(self, stop)
 
     monkeypatch.setattr(Together, "run", stopped)
     status, out, err = command(*ITEMS)

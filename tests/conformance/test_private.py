@@ -16,8 +16,8 @@ from fedlens.algorithm.private import BELOW, ClipAndNoise, with_privacy
 from fedlens.algorithm.slots import Select
 from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.admm import fedadmm
-from fedlens.algorithms.fedper import fedper
 from fedlens.algorithms.lambda_sum import lambda_sum
+from fedlens.algorithms.own_layers import fedper
 from fedlens.algorithms.quantize import quantize
 from fedlens.core import Cohort, Local, Tree, Upload, keys, per_row
 from fedlens.core.federation import Federation

@@ -13,8 +13,8 @@ from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithm.pieces import Sgd, Uniformly
 from fedlens.algorithms.admm import fedadmm
 from fedlens.algorithms.clip import clip
-from fedlens.algorithms.fedbn import fedbn
 from fedlens.algorithms.median import median
+from fedlens.algorithms.own_layers import fedbn
 from fedlens.core.trees import tensors_in
 from fedlens.engines import Stacked, factored, graphs, recording, stacked
 from fedlens.engines.graphs import Captures, no_garbage_collected

@@ -245,15 +245,13 @@ def test_a_mistake_in_one_item_costs_no_run_of_another(tmp_path):
     assert not place(tmp_path, ITEMS[0], "iid-logits").exists()
 
 
-def test_what_is_left_counts_as_much_as_it_is_expected_to_take(tmp_path, monkeypatch):
+def test_what_is_left_counts_down_to_nothing(tmp_path, monkeypatch):
     """Also where a stage at a time is made ready."""
     monkeypatch.setattr(module, "AT_ONCE", 3)
     runs = Together(plan_all(ITEMS, "smoke", tmp_path))
-    names = [runs.names[place] for place in runs.left]
-    seconds = {name: 10.0**number for number, name in enumerate(names)}
     seen: list[dict[str, Any]] = []
-    runs.run(seen.append, seconds)
-    rounds = dict.fromkeys(names, 2)
-    for record in seen:
-        rounds[record["point"]] = 2 - record["round"]
-        assert record["left"] == sum(rounds[name] * seconds[name] for name in names)
+    total = runs.rounds
+    runs.run(seen.append)
+    left = [record["left"] for record in seen]
+    assert len(left) == total and 0 < left[0] < total
+    assert left == sorted(left, reverse=True) and left[-1] == pytest.approx(0.0)

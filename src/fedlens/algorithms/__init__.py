@@ -21,8 +21,6 @@ from fedlens.algorithms.fedala import fedala as fedala
 from fedlens.algorithms.fedasync import fedasync as fedasync
 from fedlens.algorithms.fedavg import fedavg as fedavg
 from fedlens.algorithms.fedavgm import fedavgm as fedavgm
-from fedlens.algorithms.fedbabu import fedbabu as fedbabu
-from fedlens.algorithms.fedbn import fedbn as fedbn
 from fedlens.algorithms.fedbuff import fedbuff as fedbuff
 from fedlens.algorithms.fedcm import fedcm as fedcm
 from fedlens.algorithms.feddyn import feddyn as feddyn
@@ -32,10 +30,8 @@ from fedlens.algorithms.fedns import fedns as fedns
 from fedlens.algorithms.fedopt import fedadagrad as fedadagrad
 from fedlens.algorithms.fedopt import fedadam as fedadam
 from fedlens.algorithms.fedopt import fedyogi as fedyogi
-from fedlens.algorithms.fedper import fedper as fedper
 from fedlens.algorithms.fedproto import fedproto as fedproto
 from fedlens.algorithms.fedprox import fedprox as fedprox
-from fedlens.algorithms.fedrep import fedrep as fedrep
 from fedlens.algorithms.fedvc import fedvc as fedvc
 from fedlens.algorithms.fine_tune import fine_tune as fine_tune
 from fedlens.algorithms.fltrust import fltrust as fltrust
@@ -43,7 +39,6 @@ from fedlens.algorithms.geometric_median import geometric_median as geometric_me
 from fedlens.algorithms.krum import krum as krum
 from fedlens.algorithms.lambda_sum import lambda_sum as lambda_sum
 from fedlens.algorithms.lastfc import lastfc as lastfc
-from fedlens.algorithms.lg_fedavg import lg_fedavg as lg_fedavg
 from fedlens.algorithms.liadmm import celiadmm as celiadmm
 from fedlens.algorithms.liadmm import liadmm as liadmm
 from fedlens.algorithms.local_only import local_only as local_only
@@ -52,6 +47,11 @@ from fedlens.algorithms.median import median as median
 from fedlens.algorithms.moon import moon as moon
 from fedlens.algorithms.nnm import nnm as nnm
 from fedlens.algorithms.norm_bound import norm_bound as norm_bound
+from fedlens.algorithms.own_layers import fedbabu as fedbabu
+from fedlens.algorithms.own_layers import fedbn as fedbn
+from fedlens.algorithms.own_layers import fedper as fedper
+from fedlens.algorithms.own_layers import fedrep as fedrep
+from fedlens.algorithms.own_layers import lg_fedavg as lg_fedavg
 from fedlens.algorithms.per_fedavg import per_fedavg as per_fedavg
 from fedlens.algorithms.pfedme import pfedme as pfedme
 from fedlens.algorithms.powersgd import powersgd as powersgd

@@ -36,7 +36,8 @@ ALGORITHMS = ByName(
         "scaffold fednova feddyn median trimmed-mean krum geometric-median": OWN,
         "mda caf dnc": "by_distance",
         "bulyan meamed fltrust sign-guard norm-bound centred-clipping bucketing nnm": OWN,
-        "qfedavg fedbn fedper fedrep fedbabu lg-fedavg ditto apfl pfedme per-fedavg": OWN,
+        "fedbn fedper fedrep fedbabu lg-fedavg": "own_layers",
+        "qfedavg ditto apfl pfedme per-fedavg": OWN,
         "moon fedala fedproto fine-tune local-only fedcm": OWN,
         "clip quantize top-k sign powersgd eden download fedbuff fedasync": OWN,
     },
@@ -92,9 +93,9 @@ ATTACKS = ByName(
     "attack",
     "fedlens.attacks",
     {
-        "sign-flip gaussian free-rider scale ipm alie min-max min-sum": "sending",
-        "optimal-ipm optimal-alie mimic": "sending",
-        "label-flip backdoor edge-case": "data",
+        "sign-flip gaussian free-rider scale ipm alie min-max min-sum": "attack",
+        "optimal-ipm optimal-alie mimic": "attack",
+        "label-flip backdoor edge-case": "attack",
     },
 )
 """What hostile clients do."""

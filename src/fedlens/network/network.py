@@ -11,9 +11,12 @@ from torch import Tensor, fx, nn
 
 from fedlens.core import Tree, tree_map
 from fedlens.network.functional import (
+    Constants,
     FunctionalModule,
     LayeredModel,
     MappedModel,
+    Model,
+    Numerics,
     SingleModel,
     TrainingMode,
     channels_last,
@@ -21,7 +24,6 @@ from fedlens.network.functional import (
 )
 from fedlens.network.layers import prepare, side_inputs
 from fedlens.network.layout import Layout
-from fedlens.network.model import Constants, Model, Numerics
 from fedlens.network.private import PrivateModel, private_model
 from fedlens.network.single import winograd
 from fedlens.network.single.layers import (

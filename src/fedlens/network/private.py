@@ -30,8 +30,7 @@ from torch.func import functional_call, vjp, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedlens.core import Tree, keys, per_row
-from fedlens.network.functional import LayeredModel, MappedModel, is_frozen
-from fedlens.network.model import Model
+from fedlens.network.functional import LayeredModel, MappedModel, Model, is_frozen
 from fedlens.network.stacked.epilogue import Epilogue
 from fedlens.network.stacked.layers import Activations, Form, LayerInput, followed, sides_of
 from fedlens.network.stacked.products import apply, padded, wide_product

@@ -30,8 +30,8 @@ from fedlens.core.federation import Examples
 from fedlens.core.trees import copy_tensors, in_order, join, map_tensors, stack, unstack
 from fedlens.data.augment import Augment
 from fedlens.data.augment.changes import Mixture
+from fedlens.network.functional import Model
 from fedlens.network.layout import Layout
-from fedlens.network.model import Model
 from fedlens.network.ops import local_step_, weighted_mean
 from fedlens.network.private import AnyModel, PrivateModel
 from fedlens.rounds.uploads import MEASURED, NORM, PEAK, norm_of

@@ -20,8 +20,7 @@ from fedlens.config.consent import mistake_of, place_of, place_of_error
 from fedlens.config.experiment import Experiment
 from fedlens.core.federation import Dataset, Federation
 from fedlens.engines import Sequential
-from fedlens.network.functional import MappedModel
-from fedlens.network.model import Model
+from fedlens.network.functional import MappedModel, Model
 from fedlens.network.network import Network
 from fedlens.rounds import begin, run_round
 from fedlens.rounds.client import ClientProgram
