@@ -75,10 +75,10 @@ def reproduce_command(
     from fedlens.recipes.store import FINDINGS, read_index
 
     overrides = [word for word in words if "=" in word]
-    is_bare = not (scale or stored or store or seeds or only or overrides or overwrite or only_plan)
+    is_bare = not (scale or stored or store or seeds or only or overrides or only_plan)
     is_finding = len(names) == 1 and names[0].startswith(f"{FINDINGS}/")
     if is_bare and is_finding and names[0] in read_index(STORE):
-        stored, scale = STORE, "paper"
+        stored, scale, overwrite = STORE, "paper", False  # its page is drawn anew each time
     scale = scale or "small"
     if store is None and revision is not None:
         raise ValueError(f"--revision {revision} is for --store: add that, or omit it")
