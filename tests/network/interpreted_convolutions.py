@@ -62,7 +62,34 @@ def convolutions(names: Iterable[str] = CONVOLUTIONS) -> None:
                 first_layer(name, x.detach(), weight, bias, expected)
             if bias is not None and pool is not None and out % LANES == 0:
                 dropped(name, x, weight, bias, expected)
+            by_image(name, x.detach(), weight.detach(), None if bias is None else bias.detach())
         print(f"{name} agrees")
+
+
+def by_image(name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """With a tap, the gradients of every image: those of clients with one image each."""
+    *_, padding, stride, relu, pool = CONVOLUTIONS[name]
+    alive = torch.zeros((), device=DEVICE, requires_grad=True)
+    noted: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+    tap = alive, lambda dw, db: noted.append((dw, db))
+    found = functions.convolve(x, weight, bias, padding, stride, relu=relu, pool=pool, tap=tap)
+    pull = whole(*found.shape)
+    torch.autograd.grad(found, alive, pull, allow_unused=True)
+    ((dw, db),) = noted
+    each = [
+        t.repeat_interleave(len(x) // len(t), 0).requires_grad_()
+        for t in (weight, bias)
+        if t is not None
+    ]
+    y = products.apply(
+        products.Convolve, x, *(each if bias is not None else (*each, None)), padding, stride
+    )
+    y = F.relu(y) if relu else y
+    y = y if pool is None else pool.maxima(y)
+    expected = torch.autograd.grad(y, each, pull)
+    for one, other in zip((dw.permute(0, 4, 3, 1, 2), db), expected, strict=False):
+        assert one is not None
+        agree(f"{name}, of each image", one, other, 1e-5)
 
 
 def dropped(

@@ -20,7 +20,7 @@ from fedlens.network.kernels import elementwise, functions, norms, private
 from fedlens.network.layers import MaskedBatchNorm, Running, keyed_dropout
 from fedlens.network.network import Network
 from fedlens.network.ops import normalise
-from fedlens.network.private import KEPT, OfImages
+from fedlens.network.private import KEPT, OfImages, private_model
 from fedlens.network.stacked import products
 from fedlens.network.stacked.epilogue import Epilogue, KeyedMask
 from fedlens.network.stacked.products import Factors, drifted
@@ -131,6 +131,18 @@ class Residual(nn.Module):
         out = self.norm(self.depthwise(x))
         out += self.around(x)
         logits: torch.Tensor = self.head(F.relu(out).mean((2, 3)))
+        return logits
+
+
+class Pooled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 5, padding=2), nn.Conv2d(8, 16, 3)
+        self.head = nn.Linear(64, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(F.relu(self.first(x)), 2)
+        logits: torch.Tensor = self.head(F.relu(self.second(x)).flatten(1))
         return logits
 
 
@@ -327,6 +339,18 @@ def clipping() -> None:
                     norm = sum(t.double().square().sum() for t in added.values())
                     expected = factor**2 * squared[0, example].double()
                     torch.testing.assert_close(norm, expected, rtol=1e-5, atol=0)
+    network, clients = Network(Pooled()), 2
+    params = {n: p.expand(clients, *p.shape).clone().to(DEVICE) for n, p in network.params.items()}
+    images = torch.randn(clients, 3, 3, 8, 8, device=DEVICE)
+    client_keys, mask = torch.arange(clients, device=DEVICE), torch.ones(clients, 3, device=DEVICE)
+
+    def sums(in_kernels: bool) -> Tree:
+        with mock.patch.object(ops, "_multiplies_in_triton", lambda _: in_kernels):
+            model = private_model(network.stacked, network.module)
+            logits, notes = model(params, images, client_keys, mask)
+            return notes.clipped_sums(logits.square().mean(2), mask, 0.1)
+
+    torch.testing.assert_close(sums(True), sums(False), rtol=1e-4, atol=1e-5)
     print("clipping agrees")
 
 

@@ -37,7 +37,7 @@ from fedlens.network.layers import LANES, WHOLE, Running, keyed_dropout
 from fedlens.network.pool import Windows
 from fedlens.network.stacked import products
 from fedlens.network.stacked.epilogue import Epilogue, KeyedMask
-from fedlens.network.stacked.products import Factors, Padding, apply
+from fedlens.network.stacked.products import Factors, Padding, Tap, apply
 
 LINEAR_ROWS = 64  # of a client's batch: above this, or
 LINEAR_WEIGHTS = 2**18  # of a client's matrix, cuBLAS is faster
@@ -142,11 +142,13 @@ def convolve(
     relu: bool = False,
     pool: Windows | None = None,
     mask: KeyedMask | None = None,
+    tap: Tap | None = None,
 ) -> Tensor:
     """Convolve images [C * B, channels, H, W] with each client's kernels [C, out, channels, h, w].
 
     Optionally ReLU, max-pooling and then dropout follow. Weights may have a wider dtype than the
-    images; their gradients have the dtype of the weights.
+    images; their gradients have the dtype of the weights. A `tap` is for
+    where `tells_of_images`.
     """
     if _multiplies_in_triton(x):
         from fedlens.network.kernels import functions
@@ -154,13 +156,18 @@ def convolve(
         # The kernel hashes four output channels together; otherwise dropout is a separate kernel.
         with_it = mask if mask is None or _drops_by_fours(mask, weight.shape[1]) else None
         operands = x, weight, bias, padding, stride
-        y = functions.convolve(*operands, relu=relu, pool=pool, mask=with_it)
+        y = functions.convolve(*operands, relu=relu, pool=pool, mask=with_it, tap=tap)
         mask = None if with_it is not None else mask
     else:
         y = apply(products.Convolve, x, weight, bias, padding, stride)
         y = F.relu(y) if relu else y
         y = y if pool is None else pool.maxima(y)
     return y if mask is None else dropped_images(y, mask)
+
+
+def tells_of_images(x: Tensor) -> bool:
+    """Whether `convolve` takes a tap."""
+    return _multiplies_in_triton(x)
 
 
 def _drops_by_fours(mask: KeyedMask, outs: int) -> bool:

@@ -31,11 +31,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedlens.core import Tree, keys, per_row
 from fedlens.network.functional import LayeredModel, MappedModel, Model, is_frozen
+from fedlens.network.ops import convolve, tells_of_images
 from fedlens.network.stacked.epilogue import Epilogue
 from fedlens.network.stacked.layers import Activations, Form, LayerInput, followed, sides_of
 from fedlens.network.stacked.products import apply, padded, wide_product
 
-AT_ONCE = {"cpu": 2**22, "cuda": 2**27}  # numbers of the largest tensor of a part of a batch
+AT_ONCE = {"cpu": 2**22, "cuda": 2**26}  # numbers of the largest tensor of a part of a batch
+MOST_IMAGES = 2**16 - 1  # that one launch of a kernel takes as clients
 KEPT = {"cpu": 2**22, "cuda": 2**25}  # of a layer's gradients that are computed once
 
 
@@ -67,7 +69,15 @@ class Held:
         return {name: weighted_sum(g, factors) for name, g in self.tree.items()}
 
     def plus(self, other: Held) -> Held:
-        return Held({name: g + other.tree[name] for name, g in self.tree.items()})
+        return type(self)({name: g + other.tree[name] for name, g in self.tree.items()})
+
+
+class HeldKernels(Held):
+    """Of a convolution, its weights as [C, B, h, w, channels, out]."""
+
+    def weighted(self, factors: Tensor) -> Tree:
+        found = super().weighted(factors)
+        return found | {"weight": found["weight"].permute(0, 4, 3, 1, 2)}
 
 
 @dataclass(frozen=True)
@@ -274,6 +284,8 @@ class Notes:
             epilogue=Epilogue(),
         )
         self.calls[given.name] += 1
+        if self._is_tapped_inside(form, layer, x, names):
+            return self._tapped_inside(layer, x, given, names)
         tensors = {name: t.to(wider(t)) for name, t in bare.cast().own.items()}
 
         def one(tree: Tree, row: Tensor) -> Tensor:
@@ -300,6 +312,41 @@ class Notes:
         y = self._forward(form, layer, x, bare)
         tapped = apply(_Tap, y.tensor, self.alive, note)
         return y.now(followed(tapped, given.epilogue))
+
+    def _is_tapped_inside(
+        self, form: Form, layer: nn.Module, x: Activations, names: frozenset[str]
+    ) -> bool:
+        """Whether a kernel computes the gradients of a convolution's images, which are small."""
+        return (
+            isinstance(layer, nn.Conv2d)
+            and form.applies(layer, x)
+            and tells_of_images(x.tensor)
+            and "weight" in names
+            and (layer.groups, layer.dilation) == (1, (1, 1))
+            and len(x.tensor) <= min(MOST_IMAGES, KEPT["cuda"] // layer.weight.numel())
+        )
+
+    def _tapped_inside(
+        self, layer: Any, x: Activations, given: LayerInput, names: frozenset[str]
+    ) -> Activations:
+        def note(dw: Tensor, db: Tensor | None) -> None:
+            each = {"weight": dw} if db is None else {"weight": dw, "bias": db}
+            tree = {n: each[n].view(x.clients, -1, *each[n].shape[1:]) for n in names}
+            self._add(given.name, HeldKernels(tree))
+
+        own, follows = given.own, given.epilogue
+        y = convolve(
+            x.tensor,
+            own["weight"].detach(),
+            own["bias"].detach() if "bias" in own else None,
+            sides_of(layer),
+            layer.stride,
+            relu=follows.relu,
+            pool=follows.pool,
+            mask=follows.mask,
+            tap=(self.alive, note),
+        )
+        return x.now(y)
 
     def _forward(
         self, form: Form, layer: nn.Module, x: Activations, given: LayerInput
@@ -329,7 +376,13 @@ class Notes:
                 own = self.found.pop(name).weighted(factors)
                 prefix = f"{name}." if name else ""
                 sums |= {prefix + key: g for key, g in own.items()}
-            return {n: sums[n].to(p) for n, p in self.trained.items() if n in sums}
+            return {n: _like(p, sums[n]) for n, p in self.trained.items() if n in sums}
+
+
+def _like(p: Tensor, g: Tensor) -> Tensor:
+    """In the dtype and the memory layout of a parameter: a step on others takes longer."""
+    g = g.to(p)
+    return g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
 
 
 def clip_factors(squared: Tensor, clip: Any) -> Tensor:  # [C, B]

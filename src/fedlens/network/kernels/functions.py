@@ -33,7 +33,15 @@ from fedlens.network.kernels.sizes import (
 )
 from fedlens.network.pool import Windows
 from fedlens.network.stacked.epilogue import KeyedMask
-from fedlens.network.stacked.products import Factors, Padding, apply, dilate, shared_product
+from fedlens.network.stacked.products import (
+    Factors,
+    Note,
+    Padding,
+    Tap,
+    apply,
+    dilate,
+    shared_product,
+)
 
 UNSTORED = (torch.bfloat16,)
 """The dtypes of grads for which, if only the gradient of the weights is needed, the grads before
@@ -51,12 +59,14 @@ def convolve(
     relu: bool,
     pool: Windows | None,
     mask: KeyedMask | None = None,
+    tap: Tap | None = None,
 ) -> Tensor:
     """`ops.convolve`; float32 weights get float32 gradients."""
     height, width = weight.shape[3:]
     keys, drops = (None, Drops()) if mask is None else (mask.keys, drops_of(mask))
     geometry = Geometry((height, width), stride, relu, pool, drops)
-    return apply(Convolve, x, weight, bias, keys, padding, geometry)
+    alive, note = (None, None) if tap is None else tap
+    return apply(Convolve, x, weight, bias, keys, padding, geometry, alive, note)
 
 
 def drops_of(mask: KeyedMask) -> Drops:
@@ -83,6 +93,8 @@ class Convolve(torch.autograd.Function):
 
     Images that are read by taps are stored unchanged, and kernels mask their padding. Other images
     are stored with their padding, and with spare channels of zeros.
+
+    With a tap, the gradients of weights are those of every image, as if it were a client.
     """
 
     @staticmethod
@@ -94,6 +106,8 @@ class Convolve(torch.autograd.Function):
         keys: Tensor | None,
         padding: Padding,
         geometry: Geometry,
+        _alive: Tensor | None = None,
+        note: Note | None = None,
     ) -> Tensor:
         images = x.permute(0, 2, 3, 1).contiguous()
         channels, masked = images.shape[3], padding
@@ -111,11 +125,13 @@ class Convolve(torch.autograd.Function):
         ctx.save_for_backward(images, kernel, kept)
         ctx.geometry, ctx.padding, ctx.masked = geometry, padding, masked
         ctx.channels, ctx.size, ctx.has_bias = channels, x.shape[2:], bias is not None
+        ctx.note = note
         return y.permute(0, 3, 1, 2)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         images, kernel, kept = ctx.saved_tensors
+        count = len(kernel) if ctx.note is None else len(images)
         geometry, needs_dx = ctx.geometry, ctx.needs_input_grad[0]
         dy = grads[0].permute(0, 2, 3, 1).contiguous()
         full = _full_padding(geometry.size, ctx.padding)
@@ -126,7 +142,7 @@ class Convolve(torch.autograd.Function):
         if any(border) or (kept is not None and stored):
             dy, kept = borders.through_epilogue(dy, kept, size, border, geometry), None
         left, _, top, _ = border
-        read = (top, left), len(kernel), geometry
+        read = (top, left), count, geometry
         if shifts:
             dw, db = convolution_gradient.shifted_gradient(
                 images, dy, *read, ctx.masked, ctx.has_bias
@@ -134,8 +150,12 @@ class Convolve(torch.autograd.Function):
         else:  # if `kept` is left, these are still the grads after ReLU and pooling
             whole = borders.padded(images, ctx.masked, images.shape[3])
             dw, db = convolution_gradient.kernel_gradient(whole, dy, *read, ctx.has_bias, kept)
-        dw = dw.view(len(kernel), *geometry.size, images.shape[3], -1)[:, :, :, : ctx.channels]
-        dw = dw.contiguous().permute(0, 4, 3, 1, 2)
+        dw = dw.view(count, *geometry.size, images.shape[3], -1)[:, :, :, : ctx.channels]
+        dw = dw.contiguous()
+        own: tuple[Tensor | None, ...] = dw.permute(0, 4, 3, 1, 2), db
+        if ctx.note is not None:
+            ctx.note(dw, db)
+            own = None, None
         dx = None
         if needs_dx:
             if geometry.stride != (1, 1) and by_taps(dy.shape[3]):
@@ -148,7 +168,7 @@ class Convolve(torch.autograd.Function):
                     dy = dilate(dy, dense, geometry.stride)
                 dx = _image_grads(dy, kernel, geometry.size, images.shape[3], border, full)
             dx = dx[..., : ctx.channels].permute(0, 3, 1, 2)
-        return dx, dw, db, None, None, None
+        return dx, *own, None, None, None, None, None
 
 
 def _kernels(weight: Tensor, spare: int, dtype: torch.dtype) -> Tensor:

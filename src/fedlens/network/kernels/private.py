@@ -44,10 +44,10 @@ def _noisy_mean_kernel(
 def noisy_mean(
     total: Tensor, client_keys: Tensor, number: int, std: Tensor, counts: Tensor
 ) -> Tensor:
-    total = total.contiguous()
-    out, size = torch.empty_like(total), total[0].numel()
+    rows = total.contiguous()  # in the order in which noise is drawn
+    out, size = torch.empty_like(rows), rows[0].numel()
     half = -(-size // 2)
     grid = triton.cdiv(half, BLOCK), len(total)
     word = signed(number * GOLDEN)
-    _noisy_mean_kernel[grid](total, client_keys, std, counts, out, word, size, half, BLOCK=BLOCK)
-    return out
+    _noisy_mean_kernel[grid](rows, client_keys, std, counts, out, word, size, half, BLOCK=BLOCK)
+    return out if rows is total else torch.empty_like(total).copy_(out)

@@ -13,6 +13,7 @@ the dtype and memory layout of the weights, so that a solver can update both as 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +42,12 @@ class Factors(NamedTuple):
 
 
 Padding = tuple[int, int, int, int]  # left, right, top, bottom
+
+
+Note = Callable[[Tensor, Tensor | None], None]
+Tap = tuple[Tensor, Note]
+"""A tensor that requires a gradient, and what is called in the backward pass of a convolution with
+the gradients of every image, [N, h, w, channels, out] and [N, out]."""
 
 
 def apply(function: Any, *given: Any) -> Tensor:
