@@ -81,12 +81,12 @@ class Sampled(threading.Thread):
             time.sleep(0.02)
 
     def beyond(self) -> dict[str, int]:
-        """What each site has at its most, less what it had before."""
-        return {
-            site: max(size for _, size in sizes)
-            - max([size for trains, size in sizes if not trains], default=0)
-            for site, sizes in self.each.items()
-        }
+        """What each site has at its most from then on, less what it had just before."""
+        found = dict[str, int]()
+        for site, sizes in self.each.items():
+            before = [size for trains, size in sizes if not trains]
+            found[site] = max(size for trains, size in sizes if trains) - before[-1]
+        return found
 
 
 def main() -> None:

@@ -46,14 +46,16 @@ def test_bytes_that_are_no_file_are_refused(content):
         from_wire(content)
 
 
-@pytest.mark.parametrize("arrays", [0, 1])
+@pytest.mark.parametrize("arrays", [0, 1, 3])
 def test_a_message_has_few_parts_and_its_tensors_in_order(arrays, monkeypatch):
     pytest.importorskip("flwr")
     from fedlens.fleet import messages
 
+    text, content = payload.written({"keys": [1]}, TENSORS)
     monkeypatch.setattr(messages, "SMALL", 0 if arrays else 2**20)
-    message = messages.packed(*payload.written({"keys": [1]}, TENSORS))
-    assert [len(message[name]) for name in message.array_records] == [1] * arrays
+    monkeypatch.setattr(messages, "PIECE", -(-len(content) // max(arrays, 1)))
+    message = messages.packed(text, content)
+    assert sum(len(message[name]) for name in message.array_records) == arrays
     facts, tensors, *_ = payload.read(*messages.unpacked(message))
     assert facts == {"keys": [1]}
     assert [*tensors] == [*TENSORS]

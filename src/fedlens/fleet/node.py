@@ -7,6 +7,7 @@ the app that a server sends with a run is never asked for.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import signal
 import subprocess
@@ -47,7 +48,14 @@ NODE_ID = "node"  # in the folder of Flower: the id that the server knows this s
 SOON, LATE = 0.05, 3.0  # seconds, at least and at most, between two looks for an order
 SHARE = 0.2  # of the time that nothing came: then it looks again
 AGAIN = 0.1  # seconds until it tries again to get what the server has not yet sent in full
+M_MMAP_THRESHOLD, PIECE = -3, 2**17  # bytes
 ORDERS = {kind: what for what, kind in TYPES.items()}
+
+
+def call_glibc(name: str, *given: int) -> None:
+    """By glibc, where there is one, what Python has freed in pieces is given back."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None)[name](*given)
 
 
 class Worker:
@@ -90,6 +98,7 @@ def answer(message: Message, worker: Worker) -> Message:
         reason = Error(RAISED, str(error))
         return Message(reason, reply_to=message)
     message.content = packed("", b"")  # the memory of a site is for training
+    call_glibc("malloc_trim", 0)
     found = worker.ask(what, facts, parcel)
     if isinstance(found, Error):
         return Message(found, reply_to=message)
@@ -105,6 +114,28 @@ def serve(
     worker: Worker,
 ) -> None:
     """Take orders and answer them, one after another, for ever."""
+
+    def turn(message: Message, tree: Any) -> None:
+        run = message.metadata.run_id
+        message = pull_and_inflate_object_from_tree(
+            tree,
+            partial(pull, run),
+            partial(confirm, run),
+            return_type=Message,
+            initial_backoff=AGAIN,
+        )
+        message.metadata.__dict__["_message_id"] = tree.object_id
+        begun = time.monotonic()
+        reply = answer(message, worker)
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        with no_object_id_recompute():
+            wanted, session = send(reply, get_object_tree(reply), time.monotonic() - begun)
+            push_objects(
+                get_all_nested_objects(reply),
+                partial(push, run, session),
+                object_ids_to_push=wanted,
+            )
+
     since = time.monotonic()
     while True:
         try:
@@ -115,27 +146,8 @@ def serve(
             waited = time.monotonic() - since
             time.sleep(min(max(SOON, SHARE * waited), LATE))
             continue
-        message, tree = found
-        run = message.metadata.run_id
         try:
-            message = pull_and_inflate_object_from_tree(
-                tree,
-                partial(pull, run),
-                partial(confirm, run),
-                return_type=Message,
-                initial_backoff=AGAIN,
-            )
-            message.metadata.__dict__["_message_id"] = tree.object_id
-            begun = time.monotonic()
-            reply = answer(message, worker)
-            reply.metadata.__dict__["_message_id"] = reply.object_id
-            with no_object_id_recompute():
-                wanted, session = send(reply, get_object_tree(reply), time.monotonic() - begun)
-                push_objects(
-                    get_all_nested_objects(reply),
-                    partial(push, run, session),
-                    object_ids_to_push=wanted,
-                )
+            turn(*found)
         except (Exception, RunNotRunningException):  # of this order: the next may go well
             traceback.print_exc()
         since = time.monotonic()
@@ -154,6 +166,7 @@ def leave(server: str, certificates: bytes, own: Any, node: int) -> None:
 def main(server: str, home: str, *words: str) -> None:
     """Serve a server until this process gets SIGTERM; `words` are the worker's."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    call_glibc("mallopt", M_MMAP_THRESHOLD, PIECE)
     place = Path(home)
     key: Any = load_ssh_private_key((place / NODE_KEY).read_bytes(), None)
     certificates, own = (place / CA).read_bytes(), (key, key.public_key())

@@ -12,8 +12,10 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from fedlens.algorithm.channel import OWN_MODEL
 from fedlens.algorithm.channel import packed as packed_numbers
 from fedlens.algorithm.channel import unpacked as unpacked_numbers
+from fedlens.algorithm.pieces.upload import own_model
 from fedlens.core import Facts, Memory, Plan, Tree
 from fedlens.core.trees import bytes_of, map_tensors
 from fedlens.engines import Sequential
@@ -22,7 +24,7 @@ from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.download import DIFFERENCE
 from fedlens.rounds.uploads import norm_of
 from fedlens.rounds.work import Part, Shared, work_alone
-from fedlens.runs.folder import from_bytes, to_bytes
+from fedlens.runs.folder import from_bytes
 
 PARTS = ("update", "counters", "extra", "scalars", "channel_scalars")
 """The fields of a client's `Part` that it sends."""
@@ -31,7 +33,7 @@ MEASURES = ("scalars", "channel_scalars")
 
 def num_bytes(network: Network) -> int:
     """The bytes of a model."""
-    return sum(t.nbytes for t in (network.params | network.buffers).values())
+    return sum(t.nbytes for t in network.initial.values())
 
 
 def flat(value: Any, path: str = "") -> Tree:
@@ -105,7 +107,9 @@ def packed(part: Part, shared: Shared, program: ClientProgram) -> Tree:
     model, found = shared.params | shared.buffers, dict[str, Tensor]()
     for path, tensor in sent(part, program).items():
         kind, _, name = path.partition("/")
-        if kind == "update":
+        if kind == "update" and program.algorithm.upload is own_model:
+            found[f"{path}/{OWN_MODEL}"] = tensor.flatten()
+        elif kind == "update":
             start, role = model[name].flatten(), program.layout.entries[name].role
             notes = {kind: tree[name][0] for kind, tree in part.notes.items() if name in tree}
             channel = program.algorithm.channel
@@ -189,8 +193,27 @@ def _form(tensor: Tensor) -> str:
 
 
 def to_wire(tensors: Tree) -> bytes:
-    """The bytes of a safetensors file, which keeps no order: each name begins with its place."""
-    return to_bytes({f"{place}/{name}": t for place, (name, t) in enumerate(tensors.items())})
+    """The bytes of a safetensors file, which keeps no order: each name begins with its place.
+
+    They are made here, for `safetensors` needs twice their memory.
+    """
+    head: dict[str, Any] = {}
+    parts, end = list[memoryview](), 0
+    for place, (name, t) in enumerate(tensors.items()):
+        parts.append(bytes_of(t))
+        begin, end = end, end + len(parts[-1])
+        form = {"dtype": _code(t.dtype), "shape": [*t.shape], "data_offsets": [begin, end]}
+        head[f"{place}/{name}"] = form
+    text = json.dumps(head).encode()
+    return b"".join((len(text).to_bytes(8, "little"), text, *parts))
+
+
+def _code(dtype: torch.dtype) -> str:
+    """The name of a dtype in a safetensors file, such as F32, BF16, I64, U8 or BOOL."""
+    name = str(dtype).removeprefix("torch.")
+    for word, letter in (("bfloat", "BF"), ("float", "F"), ("uint", "U"), ("int", "I")):
+        name = name.replace(word, letter)
+    return name.upper()
 
 
 def from_wire(content: bytes) -> Tree:

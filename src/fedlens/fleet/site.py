@@ -20,6 +20,7 @@ import torch
 from fedlens.algorithm import Algorithm
 from fedlens.algorithm.distributed import drawn_at_a_site
 from fedlens.algorithm.dp_sgd import at_a_site
+from fedlens.algorithm.pieces.upload import difference, own_model
 from fedlens.config.experiment import Experiment
 from fedlens.core import Facts, Memory, Tree, keys
 from fedlens.core.federation import Examples, Holdings
@@ -39,7 +40,7 @@ from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
 from fedlens.rounds.cohorts import DRAW
 from fedlens.rounds.download import DIFFERENCE, followed
-from fedlens.rounds.work import Shared, exact_model, work_alone
+from fedlens.rounds.work import Shared, work_alone
 from fedlens.runs.folder import from_bytes, to_bytes
 from fedlens.runs.loop import torch_settings
 from fedlens.runs.manifest import versions
@@ -52,7 +53,7 @@ from fedlens.storage.files import write_atomically
 from fedlens.storage.reading import printable, shortened
 
 OWN_MISTAKE = "something is wrong with its own files: its log says what"
-ROOM = 9  # times the model: 8.2 were measured where all of it is one tensor
+ROOM, MORE = 5, 15  # times the model: see `sends_its_model`; measured where it is one tensor
 MISTAKE = "mistake.txt"  # in its folder: what was wrong with its own files, for a person there
 
 
@@ -115,7 +116,7 @@ class Site:
             "versions": versions(),
         }
         try:
-            task.check_room()
+            task.check_room(Policy.read(self.home))
         except ValueError as error:
             raise Refused(str(error)) from error
         if "label_counts" in task.terms.algorithm.discloses:
@@ -150,9 +151,14 @@ class Site:
         given = {name: t for name, t in tensors.items() if not name.startswith("told/")}
         task.check_model(given, stacked=True)
         parts = {"buffers": {}, "told": {}} | payload.nested(tensors)
-        shared = Shared(**parts, exact=exact_model(parts["params"] | parts["buffers"]))
+        floats = (parts["params"] | parts["buffers"]).items()
+        # As they are: what is subtracted from float64 is float64.
+        shared = Shared(**parts, exact={n: t for n, t in floats if t.is_floating_point()})
         if algorithm.download:
             remembered.write_model(round, parts["params"])
+        policy = Policy.read(self.home)
+        if sends_its_model(task.terms, algorithm, policy):
+            program = replace(program, algorithm=replace(algorithm, upload=own_model))
         memory = remembered.read(counted)
         if memory is None:
             first = map_tensors((shared.params, shared.buffers, shared.told), lambda t: t[0])
@@ -176,12 +182,11 @@ class Site:
         if told is not None:
             work = in_sum(algorithm, told, work)
         sent: Tree = {}
-        kept, policy = False, Policy.read(self.home)
+        kept = False
         # One thread where a worker process has one, for bit-identical results.
         threads = 1 if task.experiment.engine == "processes" else own_threads()
         with torch_settings(task.experiment, self.device, threads):
             trained = list(task.engine.map(program, moved(shared, self.device), work))
-        shared = shared._replace(exact={})  # twice as large as the model
         for row, part in enumerate(map_tensors(trained, lambda t: t.cpu())):
             if told is None:
                 travels = payload.packed(part, shared, program)
@@ -427,7 +432,9 @@ class Task:
     def network(self) -> Network:
         frozen = self.memory.layers() if self.terms.content.frozen else None
         dataset: Any = self.experiment.dataset
-        return make_network(self.experiment, dataset, frozen)[0]
+        network = make_network(self.experiment, dataset, frozen)[0]
+        network.forget()
+        return network
 
     @cached_property
     def engine(self) -> Sequential | Stacked:
@@ -436,20 +443,28 @@ class Task:
             return Stacked(self.network, examples)
         return Sequential(self.network, examples, fast=self.experiment.engine == "processes")
 
-    def check_room(self) -> None:
+    def check_room(self, policy: Policy) -> None:
         """Raise ValueError if the model is too large to be trained here."""
-        parts = {"the model, its gradients and its update": ROOM * num_bytes(self.network)}
+        times = ROOM if sends_its_model(self.terms, self.terms.algorithm, policy) else MORE
+        parts = {"the model, its gradients and its update": times * num_bytes(self.network)}
         free_memory.demand("the model", parts, "close other programs, or take a smaller model")
 
     def check_model(self, given: Tree, stacked: bool = False) -> None:
-        network = self.network
-        like = network.params | network.buffers
+        like, buffers = self.network.initial, self.network.buffers
         if stacked:  # as `payload.model` has it
-            parts = payload.flat({"params": network.params, "buffers": network.buffers})
-            like = map_tensors(parts, lambda t: t[None])
+            like = {
+                f"{'buffers' if name in buffers else 'params'}/{name}": t[None]
+                for name, t in like.items()
+            }
         wrong = payload.mismatch(given, like)
         if wrong is not None:
             raise Refused(f"the model that was sent is of another form: {wrong}")
+
+
+def sends_its_model(terms: Terms, algorithm: Algorithm, policy: Policy) -> bool:
+    """Whether the trained model leaves as it is: then no update in float64 is needed here."""
+    plain = algorithm.upload is difference and not algorithm.channel
+    return plain and terms.sums is None and policy.largest_norm is None
 
 
 def _client(order: Mapping[str, Any]) -> int:

@@ -31,7 +31,9 @@ def answer(link: Connection, site: Site) -> None:
         traceback.print_exc()
         link.send(f"{type(error)}:<'{error}'>")
         return
+    del order
     said, sent = payload.written(reply.facts, reply.tensors)
+    del reply
     link.send((said,))
     link.send_bytes(sent)
 

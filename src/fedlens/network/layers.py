@@ -284,11 +284,17 @@ def prepare(module: nn.Module) -> nn.Module:
             return KeyedDropout(m.p, layer - 1, channels=channels).train(m.training)
         return m
 
-    prepared = replaced(copy.deepcopy(module), replace)
+    prepared = replaced(copied(module), replace)
     dropouts = [m for m in prepared.modules() if isinstance(m, KeyedDropout)]
     if dropouts:
         prepared.register_forward_pre_hook(functools.partial(_reset_calls, dropouts))
     return prepared
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A copy of `module` whose parameters have the memory of its own: nobody writes to it."""
+    own = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in module.parameters()}
+    return copy.deepcopy(module, own)
 
 
 def _adds_a_key(attention: nn.MultiheadAttention) -> bool:
@@ -324,7 +330,7 @@ def group_norm(module: nn.Module) -> nn.Module:
         norm.weight, norm.bias = m.weight, m.bias
         return norm.train(m.training)
 
-    return replaced(copy.deepcopy(module), replace)
+    return replaced(copied(module), replace)
 
 
 def num_groups(channels: int) -> int:

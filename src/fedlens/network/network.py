@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -55,7 +56,9 @@ class Network:
         kept: Tree | None = None,
     ) -> None:
         layout = Layout.of(module)
-        self.module = prepare(module).to(dtype).eval()
+        if any(t.is_floating_point() and t.dtype != dtype for t in module.state_dict().values()):
+            module = copy.deepcopy(module).to(dtype)
+        self.module = prepare(module).eval()
         self._params, self._buffers, self._frozen = _tensors(self.module)
         self._kept = kept or {}
         own = self._params.keys() | self._buffers.keys()
@@ -95,6 +98,18 @@ class Network:
     def private(self) -> PrivateModel:
         """`stacked` with gradients that are clipped example by example."""
         return private_model(self.stacked, self.module)
+
+    def forget(self) -> None:
+        """Keep no initial weights, but their shapes: for where the weights come with each order."""
+        everywhere = (*self.module.named_parameters(), *self._functional.module.named_parameters())
+        for name, p in (*everywhere, *self._params.items()):
+            if name in self._params:
+                p.data = p.new_zeros(()).expand(p.shape)
+
+    @property
+    def initial(self) -> Tree:
+        """The initial parameters and buffers of the module themselves: they are only read."""
+        return self._params | self._buffers
 
     @property
     def params(self) -> Tree:
@@ -192,14 +207,14 @@ class Network:
 
 
 def _tensors(module: nn.Module) -> tuple[Tree, Tree, Tree]:
-    """Copies of a module's trained parameters, its buffers that change, and its frozen tensors."""
+    """A module's trained parameters, copies of its buffers that change, and its frozen tensors."""
     params: Tree = {}
     buffers: Tree = {}
     frozen: Tree = {}
     keyed, masked = side_inputs(module)
     constant = {id(b) for m in module.modules() if is_frozen(m) for b in m.buffers(recurse=False)}
     for name, p in module.named_parameters():
-        (params if p.requires_grad else frozen)[name] = p.detach().clone()
+        (params if p.requires_grad else frozen)[name] = p.detach()
     for name, b in module.named_buffers():
         if name not in {*keyed, *masked}:
             (frozen if id(b) in constant else buffers)[name] = b.detach().clone()

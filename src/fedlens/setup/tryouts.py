@@ -59,7 +59,7 @@ def try_network(network: Network, dataset: Dataset, outputs: int | None) -> None
     """Run one forward pass, to detect a model that does not fit the data."""
     part = dataset.train if len(dataset.train) else dataset.test
     try:
-        logits = network.predict(network.params, network.buffers, part.images[:2])
+        logits = network.predict(network.initial, {}, part.images[:2])
     except ValueError:
         raise
     except Exception as error:  # a module of the user's own may raise anything
@@ -111,9 +111,8 @@ def stacking_fails(network: Network, images: torch.Tensor) -> str:
 
 def _train_once(network: Network, model: Model, images: torch.Tensor) -> None:
     """Run one forward pass of one client, as in training."""
-    params, buffers = (
-        {n: t[None] for n, t in tree.items()} for tree in (network.params, network.buffers)
-    )
+    buffers = {name: t[None] for name, t in network.buffers.items()}  # copies: it moves them
+    params = {name: t[None] for name, t in network.initial.items() if name not in buffers}
     key = torch.zeros(1, dtype=torch.int64)
     with torch.no_grad():
         model(params, buffers, images[None], key, torch.ones(1, len(images)))

@@ -14,7 +14,6 @@ layer does so by one product, and never stores its gradient.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from fedlens.network.layers import copied
 from fedlens.network.pool import pair
 from fedlens.network.single import winograd
 from fedlens.network.stacked.layers import only_readers
@@ -40,8 +40,8 @@ def fuse(module: nn.Module, nodes: Sequence[fx.Node]) -> nn.Module:
     once and have no hooks. If no layer can be replaced, it is the module itself.
     """
     calls = Counter(str(node.target) for node in nodes if node.op == "call_module")
-    copied = copy.deepcopy(module)
-    once = {name: copied.get_submodule(name) for name, count in calls.items() if count == 1}
+    own = copied(module)
+    once = {name: own.get_submodule(name) for name, count in calls.items() if count == 1}
     once = {n: m for n, m in once.items() if not (m._forward_hooks or m._forward_pre_hooks)}
     made: dict[str, nn.Module] = {}
     for node in nodes:
@@ -61,8 +61,8 @@ def fuse(module: nn.Module, nodes: Sequence[fx.Node]) -> nn.Module:
             made |= {other: nn.Identity() for other in behind.values()}
             made[name] = FusedConvolution(layer, pool)
     for name, layer in made.items():
-        copied.set_submodule(name, layer)
-    return copied if made else module
+        own.set_submodule(name, layer)
+    return own if made else module
 
 
 @dataclass(frozen=True)
