@@ -157,6 +157,16 @@ def test_distances_are_exact_though_updates_are_long_and_near_each_other():
     close(found[rows][:, rows], expected, 1e-6 * float(expected.max()))
 
 
+@pytest.mark.parametrize("length", [0.0, 3.0, 14.0, 15.0, 1e5])
+def test_distances_keep_twelve_digits_however_long_what_updates_share_is(length):
+    drawn = torch.Generator().manual_seed(3)
+    shared, *own = torch.randn(10, 4000, generator=drawn, dtype=DOUBLE)
+    updates = length * shared + torch.stack(own)
+    expected = (updates[:, None] - updates).square().sum(2)
+    found = squared_distances({"w": updates})
+    close(found, expected, 1e-12 * float(expected.max()))
+
+
 @pytest.mark.parametrize("cores", [1, 3])
 def test_many_columns_are_looked_at_on_all_cores_and_give_the_same_on_one(cores, monkeypatch):
     rows = torch.randn(60, 80_001, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
