@@ -179,6 +179,7 @@ CANDIDATES = (
         "fp64",
         "group",
         "weights",
+        "crop",
         [3, 4, 4],
         ["a", "b"],
         [0.25] * 3,

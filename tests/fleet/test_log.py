@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from fedlens.fleet import log as logs
 from fedlens.fleet.log import HEAD, LOG, MARK, Log, verify
 from tests.fleet.sites import make_sites, run_nearby, write_experiment
+from tests.fleet.test_site import fails_to_read
 
 
 @pytest.fixture
@@ -182,10 +183,9 @@ def test_both_sides_write_down_the_same_messages_and_bear_each_other_out(tmp_pat
         assert approval["experiment"] == answers[0]["experiment"]
 
 
-def test_neither_data_nor_secrets_stand_in_a_log(tmp_path):
+def test_neither_data_nor_secrets_stand_in_a_log(tmp_path, monkeypatch):
     sites, home = run(tmp_path)
-    (sites[0].home / "cache").rename(sites[0].home / "cache-jane-doe")
-    (sites[0].home / "cache").touch()  # a mistake of its own, that names files
+    fails_to_read(monkeypatch)  # a mistake of its own, that names files
     with pytest.raises(RuntimeError):
         sites[0].answer("sizes", {"experiment": "0", "client": 0} | _order(sites[0]), {})
     assert str(sites[0].home) in (sites[0].home / "mistake.txt").read_text()

@@ -1,5 +1,6 @@
 """What a site lets out, and what it refuses."""
 
+import errno
 import json
 
 import numpy as np
@@ -111,7 +112,7 @@ def test_terms_of_another_hash_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("key", "own"),
     [
-        ("model", "fedlens.models.two_convolutions:linear"),
+        ("model", "fedlens.models.linear:linear"),
         ("loss", "fedlens.algorithm.pieces:cross_entropy"),
         ("local.optimizer", "fedlens.algorithm.pieces.optimizers:adam"),
     ],
@@ -198,14 +199,23 @@ def test_images_in_class_folders_get_the_labels_of_the_experiment(tmp_path):
     assert "'emu', which the experiment does not have" in told(last, site)
 
 
-def test_what_went_wrong_is_told_at_the_site_alone(tmp_path):
+def fails_to_read(monkeypatch):
+    """Let the disk of a site fail while its examples are read."""
+
+    def read(data, *_):
+        raise OSError(errno.EIO, "Input/output error", str(data))
+
+    monkeypatch.setattr("fedlens.fleet.site.site_examples", read)
+
+
+def test_what_went_wrong_is_told_at_the_site_alone(tmp_path, monkeypatch):
     _, site, terms = one_site(tmp_path)
-    (site.home / "cache").touch()  # where a folder should be
+    fails_to_read(monkeypatch)
     with pytest.raises(RuntimeError) as raised:
         sizes(site, terms)
-    assert str(raised.value) == "FileExistsError: its log says why"
+    assert str(raised.value) == "OSError: its log says why"
     last = (site.home / LOG).read_text().splitlines()[-1]
-    assert told(last, site).startswith("failed: FileExistsError: ")
+    assert told(last, site).startswith("failed: OSError: ")
     assert str(site.home) not in last
     assert str(site.home) in told(last, site)
 
