@@ -49,6 +49,7 @@ def test_nothing_but_the_declared_payload_leaves_a_site(tmp_path):
         "sizes": {"experiment", "log", "size", "held_out", "versions"},
         "train": {"experiment", "log", "keys", "kept"},
         "test": {"experiment", "log", "correct", "held_out"},
+        "keep": {"experiment", "log"},
     }
     replies = [reply for one in made for reply in one.replies]
     assert {what for _, what, _ in replies} == {*allowed}

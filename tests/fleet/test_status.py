@@ -39,7 +39,7 @@ def test_it_is_written_down_how_each_site_stands(served):
     assert found.sites["cat"].answer.startswith("huge in round 2: its norm is")
     size = 2 * 4 * (4 * 192 + 4) + 2 * 8  # two updates in float32, and their losses
     assert abs(found.sites["ann"].got - size) < 64
-    assert found.sites["ann"].sent == 2 * 4 * (4 * 192 + 4)
+    assert found.sites["ann"].sent == 3 * 4 * (4 * 192 + 4)  # of two rounds, and the final one
 
 
 def test_the_status_is_printed_by_site_with_what_the_run_came_to(served, fedlens):
@@ -59,7 +59,8 @@ def test_a_site_tells_what_it_was_asked_and_what_left_it(served, fedlens):
     assert told.status == 0
     (first, asked, left, guarantee, last) = told.out.splitlines()
     assert ": fedavg, 2 rounds; approved by " in first
-    assert "asked: once how much it holds, 2 times to train; the last time at " in asked
+    told = "asked: once how much it holds, 2 times to train, once to keep the final model; the last"
+    assert told in asked
     assert "left the site: how many examples it holds; 2 updates of the model, 0.01 MB" in left
     assert guarantee.strip().startswith("guarantee: none")
     assert last == "images and labels did not leave this site"

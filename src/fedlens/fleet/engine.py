@@ -367,25 +367,41 @@ class Fleet(Engine):
 
     def client_accuracy(self, model: Tree, memory: Mapping[int, Memory]) -> Tensor:  # [K]
         accuracy = torch.full((len(self.names),), torch.nan, dtype=torch.float64)
-        orders = {
-            client: {
-                "experiment": self.experiment,
-                "client": self.numbers[client],
-                "size": size,
-                "counted": counted(memory.get(client, {})),
-            }
-            for client, size in enumerate(self.sizes)
-        }
-        sent, last = {f"model/{name}": t for name, t in model.items()}, self.rules.deadline
-        for client, arrived in self._ask(
-            "test", orders, sent, last or DEADLINE, (), len(orders) + 1, 0
-        ):
+        for client, arrived in self._with_model("test", model, memory, {}):
             correct, size = (arrived.facts.get(name) for name in ("correct", "held_out"))
             if type(correct) is int and type(size) is int and 0 <= correct <= size and size:
                 accuracy[client] = correct / size
             elif arrived.failed or "refused" in arrived.facts:
                 self._say(client, arrived)
         return accuracy
+
+    def leave(self, model: Tree, memory: Mapping[int, Memory], calibration: Any) -> None:
+        """Send the final model to all sites, which keep it, with what calibrates it."""
+        more = {"calibration": calibration}
+        for client, arrived in self._with_model("keep", model, memory, more):
+            if arrived.failed or "refused" in arrived.facts:
+                self._say(client, arrived)
+
+    def _with_model(
+        self,
+        what: str,
+        model: Tree,
+        memory: Mapping[int, Memory],
+        more: Mapping[str, Any],
+    ) -> Iterator[tuple[int, Reply]]:
+        """Send all sites a model, and yield their replies."""
+        orders = {
+            client: {
+                "experiment": self.experiment,
+                "client": self.numbers[client],
+                "size": size,
+                "counted": counted(memory.get(client, {})),
+                **more,
+            }
+            for client, size in enumerate(self.sizes)
+        }
+        sent, last = {f"model/{name}": t for name, t in model.items()}, self.rules.deadline
+        return self._ask(what, orders, sent, last or DEADLINE, (), len(orders) + 1, 0)
 
     def _say(self, client: int, arrived: Reply) -> None:
         why = arrived.reason or str(arrived.facts.get("refused", ""))

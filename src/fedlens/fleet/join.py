@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from fedlens.fleet import CA, CONNECTED, ENROL, Notify
+from fedlens.fleet.final import place_of
 from fedlens.fleet.flower import Tail, end, start_node
 from fedlens.fleet.keys import Invitation, check_site_keys
 from fedlens.fleet.log import LOG
@@ -23,7 +24,7 @@ from fedlens.fleet.site import MISTAKE
 from fedlens.fleet.site_data import identity
 from fedlens.storage.files import write_atomically
 from fedlens.storage.locks import one_writer
-from fedlens.storage.reading import printable, shortened
+from fedlens.storage.reading import argument, printable, shortened
 
 PATIENCE = 100.0  # seconds, at least: Flower refuses a node for 60 after it died, as if connected
 PAUSE = 5.0
@@ -209,6 +210,9 @@ def answer_by(line: str, home: Path) -> str | None:
         sent = f"{answer['sent']['bytes'] / 1e3:.1f} kB"
         return f"trained for {answer['seconds']:.1f} s, and sent {sent}"
     told = {"sizes": "reported how much it holds", "test": "tested the model"}
+    if answer["asked"] == "keep":
+        place = argument(place_of(home, answer["experiment"]))
+        return f"has the final model: try `fedlens predict {place} PHOTOS`"
     return {**told, "open": "opened the sum of the round"}.get(answer["asked"])
 
 

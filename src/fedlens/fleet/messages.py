@@ -7,6 +7,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from fedlens.fleet import STAGES
 
 TYPES = {"sizes": "query.sizes", "train": "train.train", "test": "evaluate.test"}
+TYPES |= {"keep": "query.keep"}
 TYPES |= {stage: f"query.{stage}" for stage in STAGES}
 RAISED, ENDED = 2, 8  # Flower's codes for an app that raised an error, and for one that ended
 FACTS, TENSORS = "facts", "tensors"

@@ -426,6 +426,11 @@ def run_job(job: Job, connect: Connect, tell: Notify, watch: Watch | None = None
             status.begun = True
             status.write()
         (result,) = run_to_end([active])
+        if result.status == "finished":
+            state, engine = active.newest_state, active.setup.engine
+            assert isinstance(engine, Fleet)
+            found = active.details.get("calibration")
+            engine.leave(state.params | state.buffers, state.clients.rows, found)
     if log is not None:
         log.add("ended", experiment=terms.hash, status=result.status)
         status.ended = result.status

@@ -26,7 +26,7 @@ from fedlens.core import Facts, Memory, Tree, keys
 from fedlens.core.federation import Examples, Holdings
 from fedlens.core.trees import in_order, map_tensors, moved
 from fedlens.engines import Sequential, Stacked
-from fedlens.fleet import CACHE, STAGES, payload
+from fedlens.fleet import CACHE, STAGES, final, payload
 from fedlens.fleet.account import Account, mark
 from fedlens.fleet.approvals import Approval, Approvals, Offer
 from fedlens.fleet.log import Log, about, noted
@@ -78,7 +78,7 @@ class Site:
     def answer(self, what: str, order: Mapping[str, Any], tensors: Tree) -> Reply:
         """The reply to an order; the reply to a refused order says why."""
         begun = time.monotonic()
-        asked = {"sizes": self._sizes, "train": self._train, "test": self._test}
+        asked = {"sizes": self._sizes, "train": self._train, "test": self._test, "keep": self._keep}
         asked |= {stage: partial(self._stage, stage) for stage in STAGES}
         mistake: Exception | None = None
         try:
@@ -210,10 +210,7 @@ class Site:
         task = self._task(order)
         if task.tested is None:
             raise Refused("it has no held-out examples")
-        model = {name.removeprefix("model/"): t for name, t in tensors.items()}
-        task.check_model(model)
-        own = task.memory.read(order.get("counted")) or {}
-        model = make_algorithm(task.experiment).model_of(model, own)
+        model = task.own_model(order, tensors)
         # Accuracies reveal something about the examples, so the number of tested models is limited.
         digest, most = payload.digest(model), task.terms.most_tested
         self.approvals.change(task.terms.hash, lambda one: one.used("models", [digest], most))
@@ -222,6 +219,14 @@ class Site:
             logits = task.network.predict(model, {}, task.examples.read(some))
             correct += int((logits.argmax(1) == task.examples.labels[some]).sum())
         return Reply({"correct": correct, "held_out": len(index)}, {})
+
+    def _keep(self, order: Mapping[str, Any], tensors: Tree) -> Reply:
+        """Keep the final model, with the site's own layers, for people there."""
+        task = self._task(order)
+        model = task.own_model(order, tensors) | task.network.frozen
+        calibration = None if task.terms.algorithm.personal else order.get("calibration")
+        final.keep(self.home, task.terms, task.experiment, model, calibration)
+        return Reply({}, {})
 
     def _task(self, order: Mapping[str, Any], begins: bool = False) -> Task:
         """The experiment of an order, if it is approved here and the site's policy allows it.
@@ -448,6 +453,13 @@ class Task:
         times = ROOM if sends_its_model(self.terms, self.terms.algorithm, policy) else MORE
         parts = {"the model, its gradients and its update": times * num_bytes(self.network)}
         free_memory.demand("the model", parts, "close other programs, or take a smaller model")
+
+    def own_model(self, order: Mapping[str, Any], tensors: Tree) -> Tree:
+        """The model that was sent, with what the site has of its own in place of the server's."""
+        model = {name.removeprefix("model/"): t for name, t in tensors.items()}
+        self.check_model(model)
+        own = self.memory.read(order.get("counted")) or {}
+        return make_algorithm(self.experiment).model_of(model, own)
 
     def check_model(self, given: Tree, stacked: bool = False) -> None:
         like, buffers = self.network.initial, self.network.buffers

@@ -20,6 +20,7 @@ DOING = {
     "sizes": "asked how much it holds",
     "train": "training",
     "test": "testing the model",
+    "keep": "getting the final model",
     "keys": "making keys for a sum",
     "shares": "sharing them",
     "agree": "asked whose numbers are in the sum",
@@ -103,7 +104,8 @@ class Status:
     def answered(self, name: str, failed: bool, size: int) -> None:
         one = self.sites[name]
         one.trained += one.asked == "train" and not failed
-        one.answer = one.answer if failed else f"{DOING.get(one.asked, 'asked')}: done"
+        if not failed and one.asked != "keep":  # what became of its last update tells more
+            one.answer = f"{DOING.get(one.asked, 'asked')}: done"
         one.asked, one.why, one.got = "", "", one.got + size
         self.write()
 

@@ -284,6 +284,7 @@ class Terms:
         lines = [
             f"channel:   {channel}",
             f"guarantee: {self.guarantee}",
+            "comes to the site: the model of each round, and the final one, which it keeps",
             f"leaves the site: {'; '.join(leaves)}",
             f"stays at the site: images, labels{', what it remembers' * remembers}"
             + ", the layers or the model that are its own" * keeps,

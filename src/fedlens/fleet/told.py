@@ -17,6 +17,7 @@ ASKED = {
     "sizes": "how much it holds",
     "train": "to train",
     "test": "to test a model",
+    "keep": "to keep the final model",
     "open": "to open a sum",
 }
 

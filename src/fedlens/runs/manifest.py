@@ -11,7 +11,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +23,7 @@ import torch
 from fedlens.config.experiment import Experiment, Named
 from fedlens.config.names import own_names
 from fedlens.config.schedules import looked_at, value_at
+from fedlens.core.federation import Fit
 from fedlens.runs.records import settings
 from fedlens.setup import Setup
 from fedlens.setup.network import normalisation
@@ -232,13 +233,25 @@ def going_on(before: Mapping[str, Any], setup: Setup, done: int, folder: Path) -
 def _images(setup: Setup) -> dict[str, Any]:
     """How images are prepared for the model, so that later predictions do the same."""
     dataset = setup.dataset
-    (mean, std), channels = normalisation(setup.experiment, dataset), dataset.shape[0]
+    mean, std = normalisation(setup.experiment, dataset)
+    floats = dataset.train.images.is_floating_point()
+    return as_prepared(dataset.shape, mean, std, dataset.fit, floats)
+
+
+def as_prepared(
+    shape: Sequence[int],
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    fit: Fit,
+    floats: bool = False,
+) -> dict[str, Any]:
+    """The entry `images`."""
     return {
-        "shape": list(dataset.shape),
-        "mean": list(mean or [0.0] * channels),
-        "std": list(std or [1.0] * channels),
-        "floats": dataset.train.images.is_floating_point(),
-        "fit": dataset.fit,
+        "shape": list(shape),
+        "mean": list(mean or [0.0] * shape[0]),
+        "std": list(std or [1.0] * shape[0]),
+        "floats": floats,
+        "fit": fit,
     }
 
 
