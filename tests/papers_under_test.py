@@ -30,7 +30,6 @@ from fedlens.algorithms.by_distance import caf, dnc, mda
 from fedlens.algorithms.centred_clipping import centred_clipping
 from fedlens.algorithms.clip import clip
 from fedlens.algorithms.ditto import ditto
-from fedlens.algorithms.download import download
 from fedlens.algorithms.eden import eden
 from fedlens.algorithms.fedala import fedala
 from fedlens.algorithms.fedasync import fedasync
@@ -64,7 +63,7 @@ from fedlens.algorithms.per_fedavg import per_fedavg
 from fedlens.algorithms.pfedme import pfedme
 from fedlens.algorithms.powersgd import powersgd
 from fedlens.algorithms.qfedavg import qfedavg
-from fedlens.algorithms.quantize import quantize
+from fedlens.algorithms.quantize import download, quantize
 from fedlens.algorithms.scaffold import scaffold
 from fedlens.algorithms.sign import sign
 from fedlens.algorithms.sign_guard import sign_guard

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from fedlens.algorithm import compose
-from fedlens.algorithms.download import download
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedbuff import fedbuff
-from fedlens.algorithms.quantize import Quantize
+from fedlens.algorithms.quantize import Quantize, download
 from fedlens.algorithms.top_k import TopK
 from fedlens.network.layout import Layout
 from fedlens.rounds.download import HELD, followed, held, sent_next

@@ -113,7 +113,7 @@ def test_terms_of_another_hash_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("key", "own"),
     [
-        ("model", "fedlens.models.linear:linear"),
+        ("model", "fedlens.models.small:linear"),
         ("loss", "fedlens.algorithm.pieces:cross_entropy"),
         ("local.optimizer", "fedlens.algorithm.pieces.optimizers:adam"),
     ],

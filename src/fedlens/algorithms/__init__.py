@@ -15,7 +15,6 @@ from fedlens.algorithms.by_distance import mda as mda
 from fedlens.algorithms.centred_clipping import centred_clipping as centred_clipping
 from fedlens.algorithms.clip import clip as clip
 from fedlens.algorithms.ditto import ditto as ditto
-from fedlens.algorithms.download import download as download
 from fedlens.algorithms.eden import eden as eden
 from fedlens.algorithms.fedala import fedala as fedala
 from fedlens.algorithms.fedasync import fedasync as fedasync
@@ -56,6 +55,7 @@ from fedlens.algorithms.per_fedavg import per_fedavg as per_fedavg
 from fedlens.algorithms.pfedme import pfedme as pfedme
 from fedlens.algorithms.powersgd import powersgd as powersgd
 from fedlens.algorithms.qfedavg import qfedavg as qfedavg
+from fedlens.algorithms.quantize import download as download
 from fedlens.algorithms.quantize import quantize as quantize
 from fedlens.algorithms.scaffold import scaffold as scaffold
 from fedlens.algorithms.sign import sign as sign

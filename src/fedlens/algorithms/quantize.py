@@ -4,6 +4,14 @@ For each tensor u of an update a client sends its largest magnitude s and, for e
 integer q in -L..L, where L = 2^(b-1) - 1. q is one of the two neighbours of L u / s, the nearer one
 with the higher probability, so that s q / L is u in expectation. The error of an entry is below
 s / L. A tensor takes b bits per entry, and 32 bits for s.
+
+The way down in few bits: the server's model as a quantised difference to what clients have.
+
+Clients hold a model h, at first the server's x. After a round the server sends Q(x - h), stochastic
+rounding to b bits as in QSGD, and both add it to h: the server's own x stays exact, and what
+rounding leaves out of one difference is in the next one. This is the way down of MCM (Philippenko
+and Dieuleveut, NeurIPS 2021, arXiv:2102.12528). A client that was not there in the round before is
+sent h as it is.
 """
 
 from collections.abc import Callable
@@ -79,3 +87,13 @@ def quantize(base: Algorithm, bits: int = 8) -> Algorithm:
         bits: of an entry, from 2 to 16.
     """
     return replace(base, channel=(*base.channel, stochastic_rounding("quantize", bits)))
+
+
+@paper
+def download(base: Algorithm, bits: int = 8) -> Algorithm:
+    """Send clients what the model has changed by, rounded to a few bits an entry.
+
+    Args:
+        bits: of an entry, from 2 to 16.
+    """
+    return replace(base, download=(*base.download, stochastic_rounding("download", bits)))

@@ -1,4 +1,4 @@
-"""Seven published nets of two 5x5 convolutions, each with a 2x2 max-pool, and linear layers."""
+"""Softmax regression, and small published nets: most have two convolutions and linear layers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Literal
 from torch import nn
 
 from fedlens.models.geometry import num_features
+from fedlens.models.initial import initialise
 
 
 def byzfl_cnn(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
@@ -142,3 +143,120 @@ def _net(
         if number <= len(hidden):
             head[f"relu{number + 2}"] = nn.ReLU()
     return nn.Sequential(OrderedDict(features | head))
+
+
+def linear(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """Softmax regression.
+
+    The problem is convex, so the limit that an algorithm should reach is known. With 10 classes:
+    7,850 parameters on 1x28x28, 30,730 on 3x32x32.
+    """
+    channels, height, width = shape
+    fc = nn.Linear(channels * height * width, num_classes)
+    layers: dict[str, nn.Module] = {"flatten": nn.Flatten(), "fc": fc}
+    return nn.Sequential(OrderedDict(layers))
+
+
+def pfl_cnn(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """The CIFAR-10 CNN of pfl-research's benchmarks.
+
+    NeurIPS 2024, arXiv 2404.06430: two 3x3 convolutions of 32 and 64 channels, one 2x2 max-pool, a
+    layer of 128, dropout before and after it; Xavier-uniform weights and zero biases. On 3x32x32
+    with 10 classes: 1,626,442 parameters.
+    """
+    features: dict[str, nn.Module] = {
+        "conv1": nn.Conv2d(shape[0], 32, 3),
+        "relu1": nn.ReLU(),
+        "conv2": nn.Conv2d(32, 64, 3),
+        "relu2": nn.ReLU(),
+        "pool": nn.MaxPool2d(2),
+    }
+    head: dict[str, nn.Module] = {
+        "dropout1": nn.Dropout(0.25),
+        "flatten": nn.Flatten(),
+        "fc1": nn.Linear(num_features("pfl-cnn", features.values(), shape), 128),
+        "relu3": nn.ReLU(),
+        "dropout2": nn.Dropout(0.5),
+        "fc2": nn.Linear(128, num_classes),
+    }
+    model = nn.Sequential(OrderedDict(features | head))
+    initialise(model, "glorot")
+    return model
+
+
+def tanh_vgg(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """The CIFAR-10 net of Choquette-Choo et al. for private training.
+
+    ICML 2023, arXiv 2211.06530, after Papernot et al., 2021: three times two 3x3 convolutions, of
+    32, 64 and 128 channels, and a 2x2 max-pool, then a layer of 128, with tanh in place of ReLU.
+    He-normal convolutions, Glorot-uniform layers, zero biases. On 3x32x32 with 10 classes: 550,570
+    parameters.
+    """
+    layers: list[nn.Module] = []
+    for inputs, channels in pairwise((shape[0], 32, 64, 128)):
+        for given in (inputs, channels):
+            layers += [nn.Conv2d(given, channels, 3, padding=1), nn.Tanh()]
+        layers.append(nn.MaxPool2d(2))
+    net = _with_features("tanh-vgg", shape, layers, 128, nn.Tanh, num_classes)
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        elif isinstance(layer, nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+        if isinstance(layer, (nn.Conv2d, nn.Linear)) and layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+    return net
+
+
+def tanh_cnn(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """The net of Tramèr and Boneh for MNIST and Fashion-MNIST.
+
+    ICLR 2021, arXiv 2011.11660: convolutions of 16 and 32 channels, of 8x8 and 4x4, with stride 2,
+    each with a max-pool of stride 1, and a layer of 32, with tanh. On 1x28x28 with 10 classes:
+    26,010 parameters.
+    """
+    return _strided("tanh-cnn", shape, nn.Tanh, 2, num_classes)
+
+
+def opacus_cnn(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """The net of Opacus' MNIST example.
+
+    As `tanh-cnn`, with ReLU, and a first convolution that is padded by 3 in place of 2. On 1x28x28
+    with 10 classes: 26,010 parameters.
+    """
+    return _strided("opacus-cnn", shape, nn.ReLU, 3, num_classes)
+
+
+def _strided(
+    name: str,
+    shape: tuple[int, int, int],
+    activation: type[nn.Module],
+    padding: int,
+    num_classes: int,
+) -> nn.Sequential:
+    features: list[nn.Module] = []
+    for layer in (
+        nn.Conv2d(shape[0], 16, 8, stride=2, padding=padding),
+        nn.Conv2d(16, 32, 4, stride=2),
+    ):
+        features += [layer, activation(), nn.MaxPool2d(2, stride=1)]
+    return _with_features(name, shape, features, 32, activation, num_classes)
+
+
+def _with_features(
+    name: str,
+    shape: tuple[int, int, int],
+    features: list[nn.Module],
+    hidden: int,
+    activation: type[nn.Module],
+    num_classes: int,
+) -> nn.Sequential:
+    return nn.Sequential(
+        OrderedDict(
+            features=nn.Sequential(*features),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(num_features(name, features, shape), hidden),
+            activation=activation(),
+            fc2=nn.Linear(hidden, num_classes),
+        )
+    )
