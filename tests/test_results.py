@@ -2,13 +2,16 @@
 
 import csv
 import itertools
+import math
 import re
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from fedlens.config.experiment import Experiment
@@ -17,14 +20,22 @@ from fedlens.recipes import RECIPES, slug
 from fedlens.recipes.findings.items import ENDS
 from fedlens.recipes.hsu2020 import setting
 from fedlens.recipes.hsu2020.cifar import CENTRALISED, DIVERGED, best, chosen
-from fedlens.recipes.recipe import Recipe, Recorded, Results, Scale, with_settings
+from fedlens.recipes.page import estimate
+from fedlens.recipes.recipe import (
+    Recipe,
+    Recorded,
+    Results,
+    Scale,
+    _last_quarter,
+    with_settings,
+)
 from fedlens.recipes.reproduce import blocks_of
 from fedlens.recipes.store import file_of, item_of, lay_out, read_index
 from fedlens.recipes.stored import keep, restore
 from fedlens.report.blocks import Curves, Table, is_drawn
 from fedlens.report.draw import LONGEST_TITLE
 from fedlens.report.page import distinct
-from fedlens.runs.records import read, settings
+from fedlens.runs.records import at_batches, at_rounds, read, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
@@ -101,6 +112,52 @@ def test_every_number_of_ours_is_one_that_the_stored_runs_give(item):
                 assert value in found, row
             for value in re.findall(SPREAD, row.ours):
                 assert found[value] & {row.n, ""}, row
+
+
+PAIRED = re.compile(r"([+−]\d+\.\d+) \((?:95% interval )?(−?\d+\.\d+) to (−?\d+\.\d+)[,)](?! corr)")
+
+
+@cache
+def read_outs(item: str) -> dict[str, dict[str, dict[int, float]]]:
+    """Test accuracies in percent: by what is read, cell and seed."""
+    _, results = restored(item)
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    for cell, runs in results.runs.items():
+        for run in runs:
+            ends = {"end": run.final("test_accuracy"), "late": fmean(_last_quarter(run))}
+            of_paper_2 = item.startswith("hsu2020/")
+            for at, budgets in ((at_rounds, setting.rounds), (at_batches, setting.batches)):
+                numbers = (5000, *budgets(Scale("paper"))) if of_paper_2 else ()
+                ends |= {f"{at} {n}": at(run.rounds, [n])[n] for n in numbers}
+            for what, value in ends.items():
+                if value is not None:
+                    by_seed = found.setdefault(what, {}).setdefault(cell, {})
+                    by_seed[run.manifest["seed"]] = 100 * value
+    return found
+
+
+def is_of(paired: tuple[str, ...], item: str, other: str) -> bool:
+    """Whether two cells of two items differ by this, with this 95% interval."""
+    claim = [float(word.replace("−", "-")) for word in paired]
+    half = 0.51 * 10.0 ** -len(paired[0].partition(".")[2])
+    for what, cells in read_outs(item).items():
+        others = read_outs(other).get(what, {})
+        for a, b in itertools.product(cells.values(), others.values()):
+            both = a.keys() & b.keys()
+            mean = fmean(a[seed] - b[seed] for seed in both) if len(both) > 1 else math.nan
+            if abs(mean - claim[0]) < half and a is not b:
+                of_it = estimate([a[seed] - b[seed] for seed in both])
+                if np.allclose((of_it.low, of_it.high), claim[1:], rtol=0, atol=half):
+                    return True
+    return False
+
+
+@pytest.mark.parametrize("row", [row for row in PUBLISHED if PAIRED.search(row.difference)])
+def test_every_paired_difference_is_one_that_the_stored_runs_give(row):
+    paper = row.item.partition("/")[0]
+    items = [row.item, *(item for item in INDEX if item.startswith(f"{paper}/"))]
+    for paired in PAIRED.findall(row.difference):
+        assert any(is_of(paired, row.item, item) for item in items), paired
 
 
 def test_of_every_published_number_it_is_said_where_ours_differs():
