@@ -121,7 +121,11 @@ def test_a_site_that_was_away_leaves_no_trace_in_the_bytes(refusals, tmp_path):
 
     run_nearby(path, tmp_path / "run", sites, change)
     fl.run(for_fleet(fl.Experiment.read(path)), tmp_path / "here")
-    assert read_records(tmp_path / "run")[0]["attempts"] == refusals + 1
+    first, *_ = read_records(tmp_path / "run")
+    assert first["attempts"] == refusals + 1
+    assert (2 in first["clients"], first["failed"]) == (True, {})
+    assert first["failed_before"] == {"refused": [2] * refusals}
+    assert read_summary(tmp_path / "run")["outcomes"]["refused"] == refusals
     assert model_bytes(tmp_path / "run") == model_bytes(tmp_path / "here")
 
 

@@ -132,7 +132,11 @@ def test_servers_and_sites_that_are_killed_end_with_the_same_bytes(tmp_path):
     assert model_bytes(out) == model_bytes(tmp_path / "here")
     records = read_records(out)
     failed = Counter(
-        why for record in records for why, who in record["failed"].items() for _ in who
+        why
+        for record in records
+        for failed in (record["failed"], record.get("failed_before", {}))
+        for why, who in failed.items()
+        for _ in who
     )
     print(f"same bytes after {kills}; sites were {dict(failed)}; {len(records)} rounds")
 
@@ -187,7 +191,9 @@ def test_a_site_that_died_is_waited_for(tmp_path):
             acting.join()
     fl.run(for_fleet(fl.Experiment.read(path)), tmp_path / "here")
     assert model_bytes(tmp_path / "run") == model_bytes(tmp_path / "here")
-    print(json.dumps([record["failed"] for record in read_records(tmp_path / "run")]))
+    records = read_records(tmp_path / "run")
+    assert [record["failed"] for record in records] == [{}, {}]
+    print([record.get("failed_before") for record in records])
 
 
 def test_processes_of_sites_that_fail_are_named(tmp_path, monkeypatch):

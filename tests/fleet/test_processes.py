@@ -132,7 +132,7 @@ def test_a_pause_of_a_minute_and_a_full_disk_in_a_round_leave_no_trace(tmp_path)
         acting = soon(act)
         assert fleet.run(path, tmp_path / "run", wait=600.0) == "finished"
         acting.join()
-    print([record["failed"] for record in read_records(tmp_path / "run")])
+    print([record.get("failed_before") for record in read_records(tmp_path / "run")])
     assert same_as_simulated(path, tmp_path / "run", tmp_path / "here")
     wait_until(lambda: not processes_of(tmp_path))
 

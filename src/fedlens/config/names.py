@@ -232,6 +232,7 @@ RECORD_FIELDS = (
         "lr",
         "clock",
         "failed",
+        "failed_before",
         "attempts",
         "staleness",
         "workers_lost",

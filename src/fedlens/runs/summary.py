@@ -154,9 +154,19 @@ def _compared(found: ClientAccuracies, own: Tensor) -> Tensor:  # [K] bool
 
 
 def who_failed(setup: Setup, state: State, reports: Reports) -> Record:
-    """The end of a round on the virtual clock, its failed clients, and staleness or attempts."""
+    """The end of a round on the virtual clock, its failed clients, and staleness or attempts.
+
+    Clients that failed, were asked again, and reported, are not among those that failed.
+    """
     record: Record = {} if setup.clock is None else {"clock": state.time}
-    record["failed"] = {name: list(clients) for name, clients in reports.failed.items()}
+    used = set() if reports.arrived else {*reports.reported.clients.tolist()}
+    for key, reported in (("failed", False), ("failed_before", True)):
+        found = {
+            name: some
+            for name, clients in reports.failed.items()
+            if (some := [client for client in clients if (client in used) == reported])
+        }
+        record |= {key: found} if found or not reported else {}
     if reports.arrived:
         record["staleness"] = [state.round - 1 - one.version for one in reports.arrived]
     else:
@@ -174,8 +184,9 @@ def _outcomes(records: list[Record], stopped: Record | None) -> dict[str, Any]:
     """The number of clients by outcome, over all rounds."""
     outcomes = {REPORTED: sum(len(record["clients"]) for record in records)}
     for record in [*records, *([stopped] if stopped else [])]:
-        for name, clients in record["failed"].items():
-            outcomes[name] = outcomes.get(name, 0) + len(clients)
+        for failed in (record["failed"], record.get("failed_before", {})):
+            for name, clients in failed.items():
+                outcomes[name] = outcomes.get(name, 0) + len(clients)
     return {"outcomes": {name: outcomes[name] for name in OUTCOMES if name in outcomes}}
 
 
