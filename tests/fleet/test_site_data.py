@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -17,7 +18,7 @@ from fedlens.fleet.join import join
 from fedlens.fleet.keys import make_site_key
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.site import Site
-from fedlens.fleet.site_data import site_examples
+from fedlens.fleet.site_data import CHECKED, Checked, check_files, site_examples
 from fedlens.fleet.terms import Terms, for_fleet
 from fedlens.setup.data import load_dataset
 from fedlens.storage.locks import one_writer
@@ -226,3 +227,33 @@ def test_a_site_fits_its_photos_as_the_server_does(tmp_path, terms):
     for found, black in ((terms, False), (boxed, True), (terms, False)):
         images = site_examples(photos, found, cache).images
         assert bool((images[0, :, :2] < 30).all()) == black
+
+
+def test_files_that_cannot_be_decoded_are_left_out_and_an_approval_says_so(
+    tmp_path, terms, fedlens
+):
+    home, photos = tmp_path / "ann", write(tmp_path / "photos", ("cat", "dog"), count=3)
+    home.mkdir()
+    (photos / "cat" / "1.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"1\.png"):
+        check_files(photos, home)
+    assert not (home / CHECKED).exists()
+    check_files(photos, home, "skip")
+    site = Site(home, photos)
+    order = {"experiment": terms.hash, "terms": terms.text, "client": 0}
+    assert "not approved" in site.answer("sizes", order, {}).facts["refused"]
+    told = fedlens("fleet", "approve", home, terms.hash[:12], "--yes").out
+    assert "examples:  5 images here: cat 2, dog 3; left out" in told
+    assert "cat/1.png (it is cut short, or no image)" in told
+    assert site.answer("sizes", order, {}).facts["size"] == 5
+    (photos / "dog" / "2.png").write_bytes(b"")  # one that was sound when it was approved
+    assert "not those that it had" in site.answer("sizes", order, {}).facts["refused"]
+    assert "join again" in fedlens("fleet", "approve", home, terms.hash[:12], "--yes").out
+    listed = tmp_path / "listed.csv"
+    listed.write_text("path,label,split\nphotos/cat/0.png,cat,train\nphotos/cat/2.png,cat,test\n")
+    check_files(listed, home)
+    checked = Checked.read(home)
+    assert checked is not None and checked.classes == {"cat": 1}
+    np.savez(tmp_path / "data.npz", x_train=np.zeros((1, 8, 8, 3), np.uint8), y_train=np.zeros(1))
+    check_files(tmp_path / "data.npz", home)
+    assert Checked.read(home) is None

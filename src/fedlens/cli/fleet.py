@@ -7,7 +7,7 @@ import tempfile
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -199,6 +199,9 @@ def join_command(
     wait: Annotated[
         float, Option(min=0, help="Seconds to wait for a server, and to be let in.")
     ] = 3600.0,
+    on_error: Annotated[
+        Literal["stop", "skip"], Option(help="What becomes of images that cannot be decoded.")
+    ] = "stop",
     cache: Annotated[
         bool, Option(help="Keep decoded images in its folder, to read them once.")
     ] = True,
@@ -225,7 +228,7 @@ def join_command(
         f"`fedlens fleet clean {argument(place)}` deletes them"
     )
     with shown(True, counted, "images") as watch:
-        check_files(data, watch)
+        check_files(data, place, on_error, watch)
     with going_on_by(kept, (place / CACHE).is_dir):
         tell = partial(_notify_of, name)
         join(place, name, data, server, device, wait, tell, cache, invitation)
@@ -244,6 +247,7 @@ def approve_command(
     from fedlens.fleet.account import Account
     from fedlens.fleet.approvals import Approvals
     from fedlens.fleet.policy import Policy, Refused
+    from fedlens.fleet.site_data import Checked
 
     approvals = Approvals(home)
     found = approvals.offers()
@@ -268,6 +272,8 @@ def approve_command(
             for line in Account(home).describe(terms, offer.size):
                 print(line)
             print(f"bound to:  client {offer.client}, and the examples there when it was offered")
+            if (checked := Checked.read(home)) is not None:
+                print(f"examples:  {checked.describe(offer.data)}")
         except (Refused, ValueError) as refusal:
             refused.append(f"{terms.hash[:12]} is not approved: {refusal}")
             continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from fedlens.fleet.payload import Reply, num_bytes
 from fedlens.fleet.policy import Policy, Refused
 from fedlens.fleet.secure.protocol import Unsafe
 from fedlens.fleet.secure.site import Sums, check_part, in_sum, whole_numbers
-from fedlens.fleet.site_data import identity, num_examples, site_examples
+from fedlens.fleet.site_data import Checked, identity, num_examples, site_examples
 from fedlens.fleet.terms import Terms
 from fedlens.network.network import Network
 from fedlens.rounds.client import ClientProgram
@@ -70,10 +70,17 @@ class Site:
     def approvals(self) -> Approvals:
         return Approvals(self.home)
 
+    @property
+    def left_out(self) -> Collection[str]:
+        """Files that cannot be decoded, and that a person here has left out."""
+        found = Checked.read(self.home)
+        return () if found is None else found.left_out
+
     def offer(self, terms: Terms, client: int) -> Offer:
         """What is to be approved: the experiment by this site, with the examples that it has."""
-        size = 0 if terms.privacy is None else num_examples(self.data)
-        return Offer(terms.text, client, identity(self.data), size)
+        without = self.left_out
+        size = 0 if terms.privacy is None else num_examples(self.data, without)
+        return Offer(terms.text, client, identity(self.data, without), size)
 
     def answer(self, what: str, order: Mapping[str, Any], tensors: Tree) -> Reply:
         """The reply to an order; the reply to a refused order says why."""
@@ -236,12 +243,15 @@ class Site:
         approved, client = self.approvals.of(str(order.get("experiment"))).offer, _client(order)
         terms, policy = approved.terms, Policy.read(self.home)
         policy.check(terms)
-        approved.check(client, identity(self.data))
+        without = self.left_out
+        approved.check(client, identity(self.data, without))
         if terms.privacy is not None:
             Account(self.home).ledger()  # or a ValueError
         cache = self.home / CACHE if self.keeps_decoded else None
         memory = SiteMemory(self.home / "memory" / terms.hash)
-        task = Task(terms, site_examples(self.data, terms, cache), client, self.device, memory)
+        task = Task(
+            terms, site_examples(self.data, terms, cache, without), client, self.device, memory
+        )
         if task.tested is not None:
             policy.check_held_out(len(task.tested.index))
         if not begins and order.get("size") != int(task.holdings.sizes.sum()):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile, is_zipfile
@@ -12,44 +14,92 @@ from zipfile import ZipFile, is_zipfile
 import numpy as np
 import torch
 
-from fedlens.config.options import did_you_mean
+from fedlens.config.options import check, did_you_mean
 from fedlens.core.federation import Examples
 from fedlens.data import numpy_files
 from fedlens.data.arrays import Column, Pixels
 from fedlens.data.class_names import called
 from fedlens.data.csv_files import listed_in
 from fedlens.data.folders import listed_by_class
-from fedlens.data.pictures import Form, Found, Undecodable, decode, glance, in_parallel, refuse
+from fedlens.data.pictures import (
+    Form,
+    Found,
+    OnError,
+    Undecodable,
+    decode,
+    glance,
+    in_parallel,
+    refuse,
+)
 from fedlens.data.places import Counted
 from fedlens.fleet.terms import Terms
+from fedlens.storage.files import write_atomically
 from fedlens.storage.kept import kept
-from fedlens.storage.reading import reading
+from fedlens.storage.reading import printable, reading
+
+CHECKED = "data.json"  # in the folder of a site: what its files were when it joined
 
 
-def site_examples(data: Path, terms: Terms, cache: Path | None) -> Examples:
+@dataclass(frozen=True)
+class Checked:
+    """What the image files of a site were when they were checked, before anything is approved."""
+
+    data: str  # their identity
+    classes: Mapping[str, int]  # how many images of each
+    left_out: Mapping[str, str]  # files that cannot be decoded, and why not
+
+    @classmethod
+    def read(cls, home: Path) -> Checked | None:
+        """What was found at the site; None if its data are no image files."""
+        path = home / CHECKED
+        return check(json.loads(path.read_bytes()), cls, str(path)) if path.is_file() else None
+
+    def describe(self, data: str) -> str:
+        """What is to be approved, if the examples have the identity `data`."""
+        if data != self.data:
+            return "not those that were checked: join again, and they are"
+        classes = ", ".join(f"{name} {count:,}" for name, count in self.classes.items())
+        said = f"{sum(self.classes.values()):,} images here: {classes}"
+        if self.left_out:
+            (name, why), *more = self.left_out.items()
+            others = f" and {len(more):,} more, which are in {CHECKED}" if more else ""
+            said += f"; left out, as they cannot be decoded: {name} ({why}){others}"
+        return printable(said)
+
+
+def site_examples(
+    data: Path, terms: Terms, cache: Path | None, without: Collection[str] = ()
+) -> Examples:
     """The examples in `data`, with the class numbers of the terms.
 
     `data` is a .npz file with x_train and y_train (and classes, if its labels are numbered
     differently), a folder with a folder of images for each class, or a csv file that lists them
-    with labels, as `fedlens import` writes it. `cache` keeps what was read;
-    without it, nothing is written.
+    with labels, as `fedlens import` writes it, `without` some of the files. `cache` keeps what
+    was read; without it, nothing is written.
     """
-    place = None if cache is None else cache / _fingerprint(data, terms)
-    pixels, labels = kept(place, ["images", "labels"], lambda: _read(data, terms))
+    place = None if cache is None else cache / _fingerprint(data, terms, without)
+    pixels, labels = kept(place, ["images", "labels"], lambda: _read(data, terms, without))
     return Examples(torch.from_numpy(pixels).permute(0, 3, 1, 2), torch.from_numpy(labels))
 
 
-def _listed(data: Path) -> Found | None:
+def _listed(data: Path, without: Collection[str] = ()) -> Found | None:
     """The image files of a folder, or those to train on of a csv file; None for other data."""
-    if data.is_dir():
-        return listed_by_class(data)
-    return listed_in(data).of("train") if data.suffix == ".csv" else None
+    if not data.is_dir() and data.suffix != ".csv":
+        return None
+    found = listed_by_class(data) if data.is_dir() else listed_in(data).of("train")
+    return found.take([i for i, name in enumerate(found.names) if name not in without])
 
 
-def check_files(data: Path, watch: Counted | None = None) -> None:
-    """Raise ValueError that names all image files in `data` that cannot be decoded."""
-    listed = _listed(data)
-    files = [] if listed is None else listed.files
+def check_files(
+    data: Path, home: Path, on_error: OnError = "stop", watch: Counted | None = None
+) -> None:
+    """Write down in `home` what the image files in `data` are, and which cannot be decoded.
+
+    Raise ValueError that names these, unless they are to be left out.
+    """
+    if (listed := _listed(data)) is None:
+        (home / CHECKED).unlink(missing_ok=True)
+        return
 
     def broken(file: Path) -> Undecodable | None:
         try:
@@ -58,18 +108,30 @@ def check_files(data: Path, watch: Counted | None = None) -> None:
             return error
         return None
 
-    found = [one for one in in_parallel(broken, files, watch) if one is not None]
-    refuse(found, "take them out, or list the others in a csv file, as `fedlens import` does")
+    found = list(in_parallel(broken, listed.files, watch))
+    if on_error == "stop":
+        refuse([one for one in found if one is not None], "take them out, or add --on-error skip")
+    named = zip(listed.names, listed.labels, found, strict=True)
+    left_out = {name: one.why for name, _, one in named if one is not None}
+    counts = Counter(
+        called(listed.classes[label])
+        for label, one in zip(listed.labels, found, strict=True)
+        if one is None
+    )
+    if not counts:
+        refuse([one for one in found if one is not None])
+    checked = Checked(identity(data, left_out), dict(sorted(counts.items())), left_out)
+    write_atomically(home / CHECKED, json.dumps(asdict(checked), indent=1).encode())
 
 
-def identity(data: Path) -> str:
+def identity(data: Path, without: Collection[str] = ()) -> str:
     """A hash of names, sizes and classes, or of checksums (.npz): the same for a copy of the data.
 
     No image is opened. Raise ValueError if `data` cannot hold examples.
     """
     if not data.exists():
         raise ValueError(f"{data} does not exist: set --data to the site's examples")
-    if (listed := _listed(data)) is not None:
+    if (listed := _listed(data, without)) is not None:
         content: list[list[Any]] = [
             [name, (listed.base / name).stat().st_size, listed.classes[label]]
             for name, label in zip(listed.names, listed.labels, strict=True)
@@ -84,9 +146,9 @@ def identity(data: Path) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def num_examples(data: Path) -> int:
+def num_examples(data: Path, without: Collection[str] = ()) -> int:
     """How many examples are in `data`. No image is opened."""
-    if (listed := _listed(data)) is not None:
+    if (listed := _listed(data, without)) is not None:
         return len(listed.files)
     with reading(data), np.load(data, allow_pickle=False) as file:
         return len(file["y_train"])
@@ -101,9 +163,9 @@ def write_site(path: Path, held: Examples, classes: Sequence[str]) -> None:
     np.savez(path, x_train=images.numpy(), y_train=held.labels.numpy(), classes=names)
 
 
-def _read(data: Path, terms: Terms) -> tuple[Pixels, Column]:
+def _read(data: Path, terms: Terms, without: Collection[str]) -> tuple[Pixels, Column]:
     channels, height, width = terms.shape
-    if (listed := _listed(data)) is not None:
+    if (listed := _listed(data, without)) is not None:
         size = height if height == width else None
         form = Form(size, channels, terms.content.data.fit)
         pixels, broken = decode(listed.files, (height, width, channels), form)
@@ -133,9 +195,9 @@ def _read(data: Path, terms: Terms) -> tuple[Pixels, Column]:
     return np.ascontiguousarray(pixels), table[own]
 
 
-def _fingerprint(data: Path, terms: Terms) -> str:
+def _fingerprint(data: Path, terms: Terms, without: Collection[str]) -> str:
     """A hash of the files' names, sizes and times, and of the terms' classes and image shape."""
-    named = _listed(data)
+    named = _listed(data, without)
     files = [*([] if data.is_dir() else [data]), *([] if named is None else named.files)]
     listed = [
         (str(file), stat.st_size, stat.st_mtime_ns)
