@@ -52,7 +52,7 @@ def spoilt_npz() -> str:
         (["a.toml", "dataset={name='npz', path='no.npz'}"], "no.npz cannot be read (No such"),
         (["a.toml", "dataset=fashion-mnist", "--data", "data"], "is damaged (15,596 bytes at"),
         (["a.toml", "dataset={name='npz', path='spoilt.npz'}"], "spoilt.npz cannot be read (File"),
-        (["a.toml", "clients.count=6001"], "6001 clients but 6000 examples: choose no more"),
+        (["a.toml", "clients.count=6001"], "6,001 clients but 6,000 examples: choose no more"),
         (["a.toml", "clients.per_round=31"], "per_round is 31: there are 30 clients that train"),
         (["a.toml", "--seed", "x"], "Invalid value for '--seed': 'x' is not a valid integer"),
         (["a.toml", "--seed", "-1"], "seed is -1: choose 0 or more"),

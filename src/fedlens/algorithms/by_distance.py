@@ -26,6 +26,7 @@ from fedlens.algorithms.trust import (
 )
 from fedlens.core import Cohort, Tree
 from fedlens.core.trees import moved
+from fedlens.storage.words import count_of
 
 MOST_SUBSETS = 100_000  # of clients that `mda` compares
 
@@ -70,8 +71,9 @@ def mda(base: Algorithm, byzantine: int = 1) -> Algorithm:
     clients = base.select.cohort_size
     if (sets := math.comb(clients, byzantine)) > MOST_SUBSETS:
         raise ValueError(
-            f"mda compares {sets:,} subsets for {byzantine} hostile clients among {clients}, and "
-            f"at most {MOST_SUBSETS:,} are feasible: choose caf, or fewer clients a round"
+            f"mda compares {sets:,} subsets for {count_of(byzantine, 'hostile client')} among "
+            f"{clients}, and at most {MOST_SUBSETS:,} are feasible: choose caf, or fewer clients "
+            "a round"
         )
     return made
 

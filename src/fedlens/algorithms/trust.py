@@ -21,6 +21,7 @@ from fedlens.algorithms.median import middle
 from fedlens.config.names import TRUST
 from fedlens.core import Cohort, Memory, Tree
 from fedlens.network.layout import Layout
+from fedlens.storage.words import count_of
 
 
 class Byzantine(Combine, Protocol):
@@ -168,7 +169,8 @@ def with_byzantine(base: Algorithm, name: str, combine: Byzantine) -> Algorithm:
     clients = base.select.cohort_size
     if f < 0 or clients < times * f + more:
         raise ValueError(
-            f"{name}: {f} hostile clients among {clients} are too many: "
+            f"{name}: {count_of(f, 'hostile client')} among {clients} "
+            f"{'is' if f == 1 else 'are'} too many: "
             f"choose at most {max((clients - more) // times, 0)}, or more clients a round"
         )
     return replace(base, combine=combine)

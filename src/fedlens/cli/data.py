@@ -19,6 +19,7 @@ from fedlens.cli.arguments import print_json, print_table, refuse_existing, say
 from fedlens.config.experiment import Experiment
 from fedlens.config.first_report import imported
 from fedlens.runs.progress import counted, megabytes, shown
+from fedlens.storage.words import count_of
 
 if TYPE_CHECKING:
     from fedlens.core.federation import Fit
@@ -329,7 +330,9 @@ def _told(found: Survey, size: int | None) -> list[str]:
     classes = ", ".join(f"{name} {count:,}" for name, count in sorted(found.classes.items()))
     sizes = sorted({one.size for one in found.seen})
     shapes = [f"{width}×{height}" for width, height in sizes]
-    lines = [f"found {len(found.seen):,} images of {len(found.classes)} classes: {classes}"]
+    lines = [
+        f"found {count_of(len(found.seen), 'image')} of {len(found.classes)} classes: {classes}"
+    ]
     if found.sites:
         sites = ", ".join(f"{name} {count:,}" for name, count in sorted(found.sites.items()))
         lines.append(f"found {len(found.sites)} site{'s' * (len(found.sites) != 1)}: {sites}")
@@ -349,7 +352,9 @@ def _told(found: Survey, size: int | None) -> list[str]:
         lines += _first([f"{kind}: {a} and {b} are the same image: keep {keep}" for a, b in twins])
     patients = {one.patient for one in found.seen if one.patient}
     if patients:
-        lines.append(f"found {len(patients):,} patients: no test image is of one who is trained on")
+        lines.append(
+            f"found {count_of(len(patients), 'patient')}: no test image is of one who is trained on"
+        )
     elif found.look_alike is not None:
         a, b = (path.name for path in found.look_alike)
         lines.append(
@@ -397,12 +402,12 @@ def _skipped(found: Survey) -> list[str]:
 
     said, folders = [], found.bare
     if count := found.suffixes.total():
-        what = "1 file" if count == 1 else f"{count:,} files"
-        said.append(f"{what} that cannot be read as images ({kinds_of(found.suffixes)})")
+        said.append(
+            f"{count_of(count, 'file')} that cannot be read as images ({kinds_of(found.suffixes)})"
+        )
     if folders:
         names = [folder.as_posix() for folder in folders[:3]] + ["..."] * (len(folders) > 3)
-        what = "1 folder" if len(folders) == 1 else f"{len(folders):,} folders"
-        said.append(f"{what} without images ({', '.join(names)})")
+        said.append(f"{count_of(len(folders), 'folder')} without images ({', '.join(names)})")
     return [f"skipped: {', and '.join(said)}"] if said else []
 
 

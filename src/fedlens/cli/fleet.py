@@ -21,6 +21,7 @@ from fedlens.runs.progress import counted, in_rounds, shown
 from fedlens.storage.locks import one_writer
 from fedlens.storage.reading import argument
 from fedlens.storage.run_files import can_go_on, identity, to_json
+from fedlens.storage.words import count_of
 
 fleet_app = typer.Typer(no_args_is_help=True, help="A real federation: a server, and sites.")
 
@@ -386,8 +387,8 @@ def try_command(
         check_free(out, overwrite=False, remedy="choose another --out")
     tell = (lambda _: None) if quiet else notify
     if sites is not None and given.clients.count not in (None, sites):
-        whom = _number(sites, "site")
-        tell(f"{whom} in the place of the experiment's {_number(given.clients.count, 'client')}")
+        whom = count_of(sites, "site")
+        tell(f"{whom} in the place of the experiment's {count_of(given.clients.count, 'client')}")
     with tempfile.TemporaryDirectory(prefix="fedlens-fleet-", ignore_cleanup_errors=True) as place:
         folder, where = Path(place), out or Path(place) / "run"
         try:
@@ -401,7 +402,7 @@ def try_command(
         print_json(found | ({"run": str(out)} if out is not None else {}))
     else:
         same = "the same bytes" if found["identical"] else "NOT the same bytes"
-        counts = f"{_number(found['sites'], 'site')}, {_number(found['rounds'], 'round')}"
+        counts = f"{count_of(found['sites'], 'site')}, {count_of(found['rounds'], 'round')}"
         print(f"{counts}: {same} as the simulation")
         print(f"largest difference {found['largest_difference']:g}")
     raise SystemExit(0 if found["identical"] else 1)
@@ -440,10 +441,6 @@ def _notify_of(name: str, line: str) -> None:
 def _check_home(home: Path) -> None:
     if not home.is_dir():
         raise ValueError(f"{home} is not a folder: give the --home of `fedlens fleet join`")
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _address(text: str, option: str, example: str) -> tuple[str, int]:

@@ -17,6 +17,7 @@ from fedlens.config.experiment import Experiment
 from fedlens.config.sections import demand
 from fedlens.privacy.events import Sampling
 from fedlens.runs.progress import counted, in_rounds, shown
+from fedlens.storage.words import count_of
 
 if TYPE_CHECKING:  # it imports numpy
     from fedlens.privacy.protection import Protection
@@ -382,7 +383,7 @@ def _show(plan: Plan, out: Path | None, as_json: bool) -> None:
         return
     lines = list(plan.before.items())
     for part in sorted({math.ceil(length / 4), math.ceil(length / 2), length}):
-        after = f"after {part:,} round{'' if part == 1 else 's'}"
+        after = f"after {count_of(part, 'round')}"
         lines.append(("epsilon", f"{rounded(plan.cost(part))} {after}"))
     lines.append(("10 times", f"{rounded(plan.with_ten(length))} with {plan.ten}"))
     for name, said in [*lines, *plan.after.items()]:

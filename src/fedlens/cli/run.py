@@ -34,6 +34,7 @@ from fedlens.runs.progress import counted, decoding, in_rounds, shown
 from fedlens.storage import run_files
 from fedlens.storage.reading import argument, reason
 from fedlens.storage.run_files import can_go_on
+from fedlens.storage.words import count_of
 
 if TYPE_CHECKING:
     from fedlens.runs.result import Result
@@ -105,7 +106,7 @@ def _found(setup: Setup) -> str:
     return (
         f"{dataset.name}: {dataset.num_classes} classes{some(dataset.classes)}, "
         f"{', '.join(images)} and {len(dataset.test):,} test images of "
-        f"{'×'.join(map(str, dataset.shape))}, {count:,} client{'s' * (count != 1)}"
+        f"{'×'.join(map(str, dataset.shape))}, {count_of(count, 'client')}"
         f"{some(names or ())}"
     )
 
@@ -181,8 +182,8 @@ def finish_run(folder: Path, status: str, as_json: bool, quiet: bool) -> None:
     listed = run.manifest.get("left_out")
     left_out = len(listed) if isinstance(listed, list) else 0
     if left_out:
-        images = "1 image was" if left_out == 1 else f"{left_out:,} images were"
-        warn(f"{images} left out, listed in {folder / run_files.MANIFEST}")
+        images, were = count_of(left_out, "image"), "was" if left_out == 1 else "were"
+        warn(f"{images} {were} left out, listed in {folder / run_files.MANIFEST}")
     smaller, count = f"a smaller {_step_size(settings(run.experiment))}", len(run.rounds)
     if wrong := unsound_losses(run.rounds) if status == "invalid" else []:
         warn(
@@ -191,7 +192,7 @@ def finish_run(folder: Path, status: str, as_json: bool, quiet: bool) -> None:
         )
     elif run.summary.get("collapsed") and status != "diverged":
         warn(
-            f"after {count} round{'' if count == 1 else 's'} the model gives every image the same "
+            f"after {count_of(count, 'round')} the model gives every image the same "
             f"class: train longer or, if it did better before, with {smaller}"
         )
     if status == "diverged":

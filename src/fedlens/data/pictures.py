@@ -35,6 +35,7 @@ from fedlens.storage import free_memory
 from fedlens.storage.free_memory import num_cores
 from fedlens.storage.kept import kept
 from fedlens.storage.reading import reason
+from fedlens.storage.words import count_of
 from fedlens.version import __version__
 
 if TYPE_CHECKING:
@@ -212,7 +213,9 @@ def refuse(broken: Sequence[Undecodable], remedy: str = REMEDY) -> None:
     if broken:
         named = ", ".join(f"{one.path} ({one.why})" for one in broken[:MOST_NAMED])
         more = f" and {len(broken) - MOST_NAMED} more" if len(broken) > MOST_NAMED else ""
-        raise ValueError(f"{len(broken)} images cannot be decoded, {named}{more}: {remedy}")
+        raise ValueError(
+            f"{count_of(len(broken), 'image')} cannot be decoded, {named}{more}: {remedy}"
+        )
 
 
 def decode(

@@ -25,6 +25,7 @@ from fedlens.data.layouts import (
 )
 from fedlens.data.pictures import MEGAPIXELS, Part, glance, in_parallel
 from fedlens.data.places import Counted
+from fedlens.storage.words import count_of
 
 SEVERAL = re.compile(r"(.*\d.*)[-_ ](?:\d{1,2}|[a-z]|left|right)")  # as in p17_2 or 0042-left
 SIDES = (28, 32, 64, 96, 128, 224)  # sizes that images are resized to, in pixels
@@ -186,7 +187,9 @@ def survey(
     every = list(in_parallel(examined, laid.placed, watch))
     seen = [one for one in every if isinstance(one, Seen)]
     if not seen:
-        raise ValueError(f"none of the {len(files)} images in {folder} can be decoded: {every[0]}")
+        raise ValueError(
+            f"none of {count_of(len(files), 'image')} in {folder} can be decoded: {every[0]}"
+        )
     refuse_strangers((folder / one.path, one.label, one.split) for one in seen)
     broken = [one for one in every if isinstance(one, str)]
     bare = without_images(folder, files, laid.num_levels)

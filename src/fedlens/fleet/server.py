@@ -42,6 +42,7 @@ from fedlens.storage import free_memory
 from fedlens.storage.files import write_atomically
 from fedlens.storage.reading import printable, shortened
 from fedlens.storage.run_files import EXPERIMENT
+from fedlens.storage.words import count_of
 
 Connect = Callable[[Sequence[str]], Sites]
 """Connects to the sites of given names, whose client numbers are their places."""
@@ -132,7 +133,7 @@ class Hearing:
             if held is not None:
                 self.found[name] = held
                 skew = _skew(arrived.facts.get("versions"))
-                self.notify(f"{name}: {held.size:,} examples{skew}")
+                self.notify(f"{name}: {count_of(held.size, 'example')}{skew}")
                 continue
             none = f"it gave no sizes from 1 to {MOST_EXAMPLES:,}"
             why = arrived.reason or arrived.facts.get("refused") or none

@@ -14,6 +14,7 @@ from typing import Any
 from fedlens.report.blocks import Block, Table
 from fedlens.storage.files import write_atomically
 from fedlens.storage.reading import printable, shortened
+from fedlens.storage.words import count_of
 
 FILE = "status.json"
 DOING = {
@@ -130,10 +131,10 @@ class Status:
     def headline(self) -> str:
         """A sentence on how far the run is."""
         here = sum(one.here for one in self.sites.values())
-        sites = f"{here} of {len(self.sites)} sites here"
+        sites = f"{here} of {count_of(len(self.sites), 'site')} here"
         if not self.begun:
             return f"waiting for sites: {sites}"
-        how = self.ended or f"{self.round} of {self.rounds} rounds"
+        how = self.ended or f"{self.round} of {count_of(self.rounds, 'round')}"
         return f"experiment {self.experiment[:12]}: {how}; {sites}"
 
     def rows(self) -> tuple[list[str], list[list[str]]]:

@@ -12,6 +12,7 @@ from fedlens.fleet.approvals import Approvals
 from fedlens.fleet.log import Log
 from fedlens.fleet.policy import Policy, Refused
 from fedlens.privacy.ledger import total
+from fedlens.storage.words import count_of
 
 ASKED = {
     "sizes": "how much it holds",
@@ -48,7 +49,7 @@ def _approved(home: Path, experiment: str) -> str:
     except (Refused, ValueError):
         return "not approved here"
     terms = found.offer.terms
-    what = f"{' + '.join(terms.algorithms)}, {terms.rounds} rounds"
+    what = f"{' + '.join(terms.algorithms)}, {count_of(terms.rounds, 'round')}"
     return f"{what}; approved by {found.by} at {found.at}, as client {found.offer.client}"
 
 

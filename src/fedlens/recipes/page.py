@@ -33,6 +33,7 @@ from fedlens.report.groups import written
 from fedlens.report.numbers import NONE
 from fedlens.report.pairs import estimate, picture_of
 from fedlens.runs.records import Run, settings, spent
+from fedlens.storage.words import count_of
 
 OPENING = "What was run"
 SAID = {
@@ -85,7 +86,7 @@ def opening(recipe: Recipe, results: Results) -> Text:
         if missing
         else "",
         _diverged(results, recipe.of_diverged),
-        f"{count} experiment{'' if count == 1 else 's'}, {seeds} "
+        f"{count_of(count, 'experiment')}, {seeds} "
         f"seed{'s' if numbers[-1] > 1 else ''}{' each' if count > 1 else ''}, on "
         f"{' and '.join(sorted(machines))}: "
         f"{f'{seconds:.0f} s' if seconds < 120 else f'{seconds / 60:.0f} min'} of training and "
@@ -123,7 +124,7 @@ def _diverged(results: Results, shown: str) -> str:
     them = "it" if count == 1 else "them"
     shown = shown or f"What is shown of {them} was evaluated before that."
     some = _first_three([*dict.fromkeys(cells)])
-    return f"{count} of {of} run{'' if of == 1 else 's'} diverged: {some}. {shown}"
+    return f"{count} of {count_of(of, 'run')} diverged: {some}. {shown}"
 
 
 def _first_three(cells: Sequence[str]) -> str:

@@ -55,6 +55,7 @@ from fedlens.runs.records import (
     tested_at_clients,
 )
 from fedlens.storage.run_files import EXPERIMENT, MANIFEST, UNSOUND
+from fedlens.storage.words import count_of
 
 NAMED = 5
 """The number of experiments that the headline names before it summarises the rest."""
@@ -339,7 +340,7 @@ def _facts(run: Run) -> list[str]:
         some = f"{asked} a round"
         if isinstance(asked, float):  # a share of all clients
             some = "all in every round" if asked == 1 else f"{100 * asked:g}% a round"
-        facts.append(f"{clients} clients, {some}")
+        facts.append(f"{count_of(clients, 'client')}, {some}")
     if (emd := number(run.summary.get("emd"))) is not None:
         facts.append(f"EMD {emd:.2f} ({EMD})")
     if (reached := number(table_in(run.summary, "twin").get("accuracy"))) is not None:
@@ -353,7 +354,7 @@ def _facts(run: Run) -> list[str]:
 
 def _end(one: Group) -> str:
     run = min(one.runs, key=lambda run: (run.status == "finished", run.num_rounds))
-    rounds = f"{run.num_rounds} round{'' if run.num_rounds == 1 else 's'}"
+    rounds = count_of(run.num_rounds, "round")
     alike = sum(other.status == run.status for other in one.runs)
     some = "" if alike == len(one.runs) else f"{alike} of {len(one.runs)} runs "
     whose = f"of {some}the" if some else "its"

@@ -54,6 +54,7 @@ from fedlens.runs.summary import (
 )
 from fedlens.setup import Setup
 from fedlens.storage import free_memory, run_files
+from fedlens.storage.words import count_of
 
 CHECKPOINT_SECONDS = 10.0  # minimum between two checkpoints: a crash repeats the rounds since
 DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)  # how a file system refuses to be written to
@@ -610,10 +611,9 @@ class Stopping:
         if stop.accuracy is not None and is_number(reached) and reached >= stop.accuracy:
             self.reason = f"stop.accuracy: the {part} accuracy is {reached:.4g}"
         elif stop.patience is not None and self.num_since >= stop.patience:
-            count = "1 evaluation" if self.num_since == 1 else f"{self.num_since} evaluations"
             self.reason = (
                 f"stop.patience: the validation accuracy was best in round {self.best_round}, "
-                f"{count} ago"
+                f"{count_of(self.num_since, 'evaluation')} ago"
             )
         return is_best
 

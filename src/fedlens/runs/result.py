@@ -16,6 +16,7 @@ from fedlens.runs.folder import RunFolder
 from fedlens.runs.records import Record, is_number, summary_of
 from fedlens.runs.summary import final
 from fedlens.storage import run_files
+from fedlens.storage.words import count_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,7 +74,7 @@ class Result:
 
     def __repr__(self) -> str:
         count = len(self.records)
-        words = [self.status, "1 round" if count == 1 else f"{count} rounds"]
+        words = [self.status, count_of(count, "round")]
         measure = self._measure
         if is_number(self.final.get(measure)):  # files store None for non-finite values
             words.append(f"{measure} {self.final[measure]:.4g}")

@@ -45,6 +45,7 @@ from fedlens.setup import Setup, build
 from fedlens.setup.algorithm import make_algorithm
 from fedlens.storage import free_memory, run_files
 from fedlens.storage.files import write_atomically
+from fedlens.storage.words import count_of
 
 logger = logging.getLogger(__name__)
 
@@ -201,7 +202,7 @@ def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> Activ
         raise ValueError(f"{path} was run with another model: put the old one back")
     done, rounds = saved.state.round, setup.experiment.rounds
     if done > rounds:
-        raise ValueError(f"{path} has {done} rounds already: {rounds} are too few")
+        raise ValueError(f"{path} has {count_of(done, 'round')} already: {rounds} is too few")
     folder.keep(saved)
     active = ActiveRun(setup, saved, folder, twin=twin, watch=watch, by_client=by_client)
     if active.has_rounds_to_start and (now := going_on(before, setup, done, path)) != before:
@@ -271,8 +272,8 @@ def _remembered(setup: Setup, has_folder: bool) -> str:
     if not has_folder:
         where = f"{where}, if you give it one"
     return (
-        f"{many:,} clients come to remember {words(each)} each, {words(many * each)} in all: "
-        f"{words(most)} have room in memory, and {rest} go {where}"
+        f"{count_of(many, 'client')} will remember {words(each)} each, {words(many * each)} in "
+        f"all: {words(most)} have room in memory, and {rest} go {where}"
     )
 
 

@@ -41,6 +41,7 @@ from fedlens.setup.network import Networks
 from fedlens.storage import run_files
 from fedlens.storage.locks import one_writer, remove_dead_lock
 from fedlens.storage.reading import shortened
+from fedlens.storage.words import count_of
 
 LONGEST_NAME = 245  # bytes; a new folder's temporary name is a few longer, at most 255
 
@@ -119,7 +120,7 @@ class Sweep:
         sizes = [len(stack) for stack in self.stacks]
         if not sizes:
             return f"all {len(self.names)} points are done"
-        count = f"{sum(sizes)} points" if sum(sizes) > 1 else "1 point"
+        count = count_of(sum(sizes), "point")
         if self.kept:
             count = f"{len(self.kept)} of {len(self.names)} points are done; {count}"
         first = self.stacks[0][0].setup

@@ -36,6 +36,7 @@ from fedlens.config.names import ALGORITHMS, ANNEALS, ATTACKS, LOSSES, OPTIMIZER
 from fedlens.config.options import Named
 from fedlens.config.protection import check_alone, protection_of, protects_examples
 from fedlens.config.schedules import looked_at, value_at
+from fedlens.storage.words import count_of
 
 SMALLEST = 2.0**-126  # normal number of float32
 
@@ -159,12 +160,14 @@ def warn_of_attack(experiment: Experiment, algorithm: Algorithm) -> None:
     hostile, cohort = attack.count(clients.count), min(clients.cohort, clients.count)
     most, mean = algorithm.combine.withstands(cohort), hostile * cohort / clients.count
     if hostile == clients.count:
-        logger.warning("attack: all %d clients are hostile, and nobody is attacked", hostile)
+        whom = "the only client is" if hostile == 1 else f"all {hostile} clients are"
+        logger.warning("attack: %s hostile, and nobody is attacked", whom)
     elif most is not None and mean > most:
         logger.warning(
-            "attack: %.3g of the %d clients of a round are hostile, and %s withstands %d",
+            "attack: %.3g of the %s of a round %s hostile, and %s withstands %d",
             mean,
-            cohort,
+            count_of(cohort, "client"),
+            "is" if mean == 1 else "are",
             " with ".join(named.name for named in experiment.algorithm),
             most,
         )

@@ -20,6 +20,7 @@ from fedlens.config.names import PARTITIONS
 from fedlens.config.options import Bounds, ByName, call, resolve
 from fedlens.config.sections import Count
 from fedlens.core.federation import Holdings, Pool
+from fedlens.storage.words import count_of
 
 Array = np.ndarray[Any, Any]
 
@@ -359,7 +360,7 @@ def labels_of(pool: Pool) -> Array:  # [N]
         raise ValueError("there are no training examples: give the data set some")
     if pool.num_clients > len(labels):
         raise ValueError(
-            f"{pool.num_clients} clients but {len(labels)} examples: "
+            f"{count_of(pool.num_clients, 'client')} but {count_of(len(labels), 'example')}: "
             "choose no more clients than there are examples"
         )
     return labels
