@@ -29,10 +29,11 @@ from fedlens.algorithms import (
     sign_guard,
     trimmed_mean,
 )
+from fedlens.algorithms.distances import products_about_mean, squared_distances
 from fedlens.algorithms.fltrust import WithRoot
 from fedlens.algorithms.median import middle
 from fedlens.algorithms.sign_guard import largest_cluster, sign_shares
-from fedlens.algorithms.trust import largest, products_about_mean, squared_distances
+from fedlens.algorithms.trust import largest
 from fedlens.core import keys
 from tests.conformance.quadratics import DOUBLE, close, path, plain, some
 from tests.conformance.test_robust import combine, some_updates

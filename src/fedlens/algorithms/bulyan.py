@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
+from fedlens.algorithms.distances import squared_distances
 from fedlens.algorithms.meamed import around_median
-from fedlens.algorithms.trust import Byzantine, Trusting, squared_distances, with_byzantine
+from fedlens.algorithms.trust import Byzantine, Trusting, with_byzantine
 from fedlens.core import Cohort, Tree
 
 

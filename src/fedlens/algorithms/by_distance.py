@@ -15,15 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
-from fedlens.algorithms.trust import (
-    Byzantine,
-    Trusting,
-    evenly,
-    largest,
-    products_about_mean,
-    squared_distances,
-    with_byzantine,
-)
+from fedlens.algorithms.distances import products_about_mean, squared_distances
+from fedlens.algorithms.trust import Byzantine, Trusting, evenly, largest, with_byzantine
 from fedlens.core import Cohort, Tree
 from fedlens.core.trees import moved
 from fedlens.storage.words import count_of

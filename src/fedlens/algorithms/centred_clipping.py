@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedlens.algorithm import Algorithm, at_least, paper
 from fedlens.algorithm.slots import Combine, Received
+from fedlens.algorithms.distances import products_about
 from fedlens.algorithms.median import middle
-from fedlens.algorithms.trust import products_about
 from fedlens.config.names import TRUST
 from fedlens.core import Memory, Number, Tree
 

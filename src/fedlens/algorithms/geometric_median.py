@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
+from fedlens.algorithms.distances import products_about_mean, squared_distances
 from fedlens.algorithms.median import middle
-from fedlens.algorithms.trust import Trusting, products_about_mean, squared_distances
+from fedlens.algorithms.trust import Trusting
 from fedlens.core import Cohort, Tree
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
-from fedlens.algorithms.trust import Byzantine, Trusting, evenly, squared_distances, with_byzantine
+from fedlens.algorithms.distances import squared_distances
+from fedlens.algorithms.trust import Byzantine, Trusting, evenly, with_byzantine
 from fedlens.core import Cohort, Tree
 
 

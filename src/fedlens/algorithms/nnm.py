@@ -12,7 +12,8 @@ import torch
 from fedlens.algorithm import Algorithm, paper
 from fedlens.algorithm.slots import Combine, Received
 from fedlens.algorithms.before import Before, check_before, traced
-from fedlens.algorithms.trust import Byzantine, params_of, squared_distances, with_byzantine
+from fedlens.algorithms.distances import squared_distances
+from fedlens.algorithms.trust import Byzantine, params_of, with_byzantine
 from fedlens.core import Memory, Tree
 
 

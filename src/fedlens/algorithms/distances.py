@@ -1,0 +1,72 @@
+"""How far updates lie from each other, which is all that some robust combinations look at."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedlens.algorithms.columns import by_span
+from fedlens.core import Tree
+
+CANCELS = 0.01
+"""Less than this share of the squared norms that distances keep, and they are computed anew."""
+
+
+def squared_distances(params: Tree) -> Tensor:  # [C, C]
+    """||u_i - u_j||^2, from products.
+
+    These cancel for long vectors that lie near each other. So for each tensor the origin is one of
+    the updates, the one with the median norm: it is no longer than an honest one, if most are. A
+    CPU does without as long as at least half of the updates lie far from it by their length.
+    """
+    found: Tensor | float = 0.0
+    for u in params.values():
+        rows = u.flatten(1)
+        products = products_about(rows) if rows.device.type == "cpu" else None
+        if products is None or _cancel(products):
+            norms = torch.linalg.vector_norm(rows, dim=1)
+            products = products_about(rows, rows.index_select(0, _middle(norms)))  # [1, D]
+        squares = products.diagonal()
+        found = found + (squares[:, None] + squares - 2 * products)
+    assert isinstance(found, Tensor), "a model without parameters"
+    return found.clamp(min=0).fill_diagonal_(0)
+
+
+def _middle(norms: Tensor) -> Tensor:  # [C] to [1]
+    return norms.argsort()[len(norms) // 2, None]
+
+
+def _cancel(products: Tensor) -> bool:
+    squares = products.diagonal()
+    origin = int(_middle(squares))
+    far = (squares + squares[origin] - 2 * products[origin]).sort().values
+    return not bool(far[len(far) // 2] > CANCELS * squares[origin])
+
+
+def products_about(
+    rows: Tensor, origin: Tensor | None = None
+) -> Tensor:  # [C, D], [1, D] to [C, C]
+    """<u_i - o, u_j - o>; on a CPU, a quarter of them is that of others."""
+    half = len(rows) // 2 if rows.device.type == "cpu" else 0
+
+    def some(pieces: Sequence[slice]) -> Tensor:
+        products = rows.new_zeros(len(rows), len(rows))
+        first, last = products[:half, :half], products[half:]
+        for piece in pieces:
+            away = rows[:, piece] if origin is None else rows[:, piece] - origin[:, piece]
+            if half:
+                first.addmm_(away[:half], away[:half].T)
+            last.addmm_(away[half:], away.T)
+        products[:half, half:] = last[:, :half].T
+        return products
+
+    return torch.stack(by_span(rows, some, 4 if origin is None else 1)).sum(0)
+
+
+def products_about_mean(squared: Tensor, weights: Tensor) -> Tensor:  # [C, C]
+    """<u_i - m, u_j - m>, where m is the sum of weight times u, from squared distances.
+
+    On the diagonal are the squared distances from m. The weights add up to 1.
+    """
+    from_mean = squared @ weights
+    return (from_mean[:, None] + from_mean - squared - weights @ from_mean) / 2
