@@ -112,9 +112,10 @@ def plain(name: str) -> Algorithm:
     return replace(algorithm, solve=solve)
 
 
-@pytest.mark.parametrize(
-    "name", ["fedavg", "fedir", "fedprox", "fedns", "median", "lastfc", "admm", "fedadmm"]
-)
+FACTORED = "fedavg, fedir, fedprox, fedns, median, lastfc, admm, fedadmm"
+
+
+@pytest.mark.parametrize("name", [*FACTORED.split(", "), "privacy by an adaptive clip"])
 @pytest.mark.parametrize("sizes", [[16] * 8, FEW], ids=["equal", "ragged"])
 def test_factored_layers_give_what_the_weights_themselves_give(name, sizes):
     federation = noisy_images(sizes)

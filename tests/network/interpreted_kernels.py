@@ -354,6 +354,21 @@ def clipping() -> None:
     print("clipping agrees")
 
 
+def of_clients() -> None:
+    """Noise by key, and rows made shorter, of which one is not finite."""
+    for seed, count in ((0, 1), (1, 2501), (-1, 2048), (2**40, 4097)):
+        expected = keys.normals(torch.tensor(seed, device=DEVICE), count)
+        found = private.normals(seed, count, torch.device(DEVICE))
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    rows = torch.randn(3, 1500, device=DEVICE, dtype=torch.float64)
+    rows[1, :3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    factors = torch.tensor([0.3, 0.0, 1.0], device=DEVICE, dtype=torch.float64)
+    expected = (rows * factors[:, None]).nan_to_num(0.0)
+    private.shorten_(rows, factors)
+    assert torch.equal(rows, expected) and not rows[1].any()
+    print("privacy of clients agrees")
+
+
 def main() -> None:
     checks: list[Callable[[], None]] = [
         *(partial(convolutions, [name]) for name in CONVOLUTIONS),
@@ -362,7 +377,7 @@ def main() -> None:
         partial(factors, batch=40, features=300, out=70, steps=2),  # several blocks of everything
         partial(small_layer, batch=5, features=70, out=24, relu=True),
         partial(small_layer, batch=64, features=130, out=72, relu=False),
-        *(steps, noise, clipping),
+        *(steps, noise, clipping, of_clients),
     ]
     for check in my_part(checks):
         torch.manual_seed(0)  # what one draws does not depend on the others

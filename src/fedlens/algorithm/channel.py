@@ -58,7 +58,8 @@ def encode(
     notes: Memory = {}
     for place, step in enumerate(channel):
         prefix, own = f"channel.{place}.", _own(memory, place)
-        encoded = _encoded(step, update, own, keys.fold(client_keys, CHANNEL, place), layout)
+        drawn_by = client_keys if step.scales else keys.fold(client_keys, CHANNEL, place)
+        encoded = _encoded(step, update, own, drawn_by, layout)
         update = encoded.update
         scalars |= encoded.scalars
         keep |= {f"{prefix}{name}": tree for name, tree in encoded.memory.items()}

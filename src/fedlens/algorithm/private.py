@@ -30,8 +30,8 @@ from fedlens.algorithm.pieces import (
     WeightedSum,
 )
 from fedlens.algorithm.slots import ChannelStep, Decoded, Encoded, Select, Weigh
-from fedlens.core import Cohort, Memory, Tree, keys, per_row
-from fedlens.core.trees import beside, moved
+from fedlens.core import Cohort, Memory, Tree, keys
+from fedlens.network import ops
 from fedlens.network.layout import Layout
 from fedlens.privacy.events import Release
 from fedlens.privacy.mechanisms import Adaptive
@@ -48,6 +48,7 @@ class ClipAndNoise(ChannelStep):
 
     privacy: Protection
     share: float  # of an update in the sum
+    scales: ClassVar[bool] = True
     covers: ClassVar[bool] = True
     tells: ClassVar[frozenset[str]] = frozenset({"clip"})
 
@@ -90,18 +91,18 @@ class ClipAndNoise(ChannelStep):
             share = sums.sum() / (self.share * privacy.cohort) + 0.5
             if noise:
                 deviation = torch.as_tensor(count_noise / privacy.noise_cohort, dtype=torch.float64)
-                drawn = _drawn(keys.fold(key, 1), 1, device)[0]
+                drawn = ops.normals(keys.fold(key, 1), 1, device)[0]
                 share = _on_grid(share + drawn * deviation, deviation)
             later = clip * torch.exp(-privacy.clip.lr * (share - privacy.clip.quantile))
             kept["clip"], scalars["clip"] = {"clip": later}, clip
         if noise:
             sizes = [u.numel() for u in update.values()]
-            fresh = _drawn(keys.fold(key, 0), sum(sizes), device)
+            fresh = ops.normals(keys.fold(key, 0), sum(sizes), device)
             own = {name: tree for name, tree in kept.items() if name != "clip"}
             drawn, own = privacy.mechanism.noise(round, fresh, own)
             kept |= own
             deviation = noise * clip * scale
-            whole = torch.cat([u.flatten() for u in update.values()]) + drawn * deviation
+            whole = torch.cat([u.flatten() for u in update.values()]).add_(drawn * deviation)
             parts = torch.split(_on_grid(whole, deviation), sizes)
             update = {n: p.view_as(u) for (n, u), p in zip(update.items(), parts, strict=True)}
         return Decoded(update, scalars, kept)
@@ -119,21 +120,20 @@ def clipped(update: Tree, clip: Tensor | float) -> tuple[Tree, Tensor]:
 
     An update that is not finite counts as zeros.
     """
-    each = [torch.linalg.vector_norm(u.flatten(1), dim=1) for u in update.values()]
-    norm = torch.linalg.vector_norm(torch.stack(each), dim=0)  # [C]
+    sizes = [u[0].numel() for u in update.values()]
+    rows = torch.cat([u.flatten(1) for u in update.values()], 1)  # [C, n]
+    norm = torch.linalg.vector_norm(rows, dim=1)  # [C]
     below = norm <= clip
     factor = torch.where(below, 1.0, clip * SHORTER / norm)
-    factor = torch.where(norm.isfinite(), factor, 0.0)
-    return {n: (u * per_row(factor, u)).nan_to_num_(0.0) for n, u in update.items()}, below
+    ops.shorten_(rows, torch.where(norm.isfinite(), factor, 0.0))
+    parts = torch.split(rows, sizes, 1)
+    return {n: p.view(u.shape) for (n, u), p in zip(update.items(), parts, strict=True)}, below
 
 
 def _on_grid(noisy: Tensor, deviation: Tensor) -> Tensor:
+    """Rounded in place."""
     step = torch.exp2(torch.floor(torch.log2(deviation / GRID)))
-    return (noisy / step).round_().mul_(step)
-
-
-def _drawn(key: Tensor, count: int, device: torch.device) -> Tensor:
-    return beside(lambda: keys.normals(moved(key, device), count), device)
+    return noisy.div_(step).round_().mul_(step)
 
 
 def with_privacy(base: Algorithm, privacy: Protection) -> Algorithm:

@@ -223,6 +223,9 @@ class ChannelStep(Protocol):
     """
 
     linear: ClassVar[bool] = True  # whether uploads may be summed before they reach `decode`
+    scales: ClassVar[bool] = False
+    """Whether `encode` multiplies all that a client sends by one number, which depends on its norm
+    alone: so it draws nothing, and the order of numbers in a tensor does not matter to it."""
     covers: ClassVar[bool] = False
     """Whether all that is known of the clients' data goes through it. Then the record has nothing
     that clients measured, and what they would send beside their update is refused."""

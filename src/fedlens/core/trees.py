@@ -190,21 +190,8 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 @cache
-def side_stream(device: int, priority: int = 0, purpose: str = "") -> torch.cuda.Stream:
+def side_stream(device: int, priority: int = 0) -> torch.cuda.Stream:
     return torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]
-
-
-def beside(make: Callable[[], Tensor], device: torch.device) -> Tensor:
-    """What `make` makes from tensors of the host alone; a GPU makes it beside the work queued."""
-    if device.type != "cuda":
-        return make()
-    side = side_stream(torch.cuda.current_device(), purpose="beside")
-    with torch.cuda.stream(side):
-        made = make()
-    now = torch.cuda.current_stream()
-    now.wait_stream(side)
-    made.record_stream(now)
-    return made
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -112,11 +112,16 @@ class FactoredForm:
 
     def __init__(self, network: Network, program: ClientProgram, names: tuple[str, ...]) -> None:
         self.network, self.names = network, names
-        # If only the sum of the differences is needed, no client's own difference is computed.
+        channels = [one.channel for one in program.algorithms]
+        # If only the sum of the differences is needed, no client's own difference is computed; if
+        # they are scaled before, it is, but not its weights.
         self.sums_uploads = not (program.measures_norm or program.uncombined) and all(
-            one.combine.sums_params and one.upload is difference and not one.channel
+            one.combine.sums_params
+            and one.upload is difference
+            and all(step.scales for step in one.channel)
             for one in program.algorithms
         )
+        self.are_scaled = any(channels)
         self.channels = {n: network.flattened_channels(n.removesuffix(".weight")) for n in names}
         self.batch = 0
         self.server: Tree = {}  # [G, ...] w0, always in the same memory: recorded steps read it
@@ -199,7 +204,7 @@ class FactoredForm:
         exact = local.factored.exact
         for name in self.names:
             inputs, grads = self.factors(local, name, exact)
-            dtype = torch.promote_types(grads.dtype, torch.float32)
+            dtype = _wide(grads)
             product = wide_product(grads.mT, inputs, dtype)
             anchor[name] = local.exact[name].to(dtype)
             params[name] = anchor[name] + self.in_order(name, product)
@@ -237,7 +242,8 @@ def _by_client(number: Number, local: Local) -> Tensor:  # [C] float64
 
 @dataclass(frozen=True)
 class SendFactors:
-    """upload: differences of the weights that a client has, and factors of the others."""
+    """upload: differences of the weights that a client has, and factors of the others, or their
+    products, whose features are in the order of the factors."""
 
     form: FactoredForm
 
@@ -247,14 +253,20 @@ class SendFactors:
         update = dict(upload.update)
         for name in form.names:
             inputs, grads = form.factors(local, name, local.factored.numbers)
-            update |= {name + INPUTS: inputs, name + GRADS: grads}
+            if form.are_scaled:
+                update[name] = wide_product(grads.mT, inputs, _wide(grads))
+            else:
+                update |= {name + INPUTS: inputs, name + GRADS: grads}
         return replace(upload, update=update)
 
 
 def _times(grads: Tensor, weights: Tensor) -> Tensor:
     """Gradients [C, n, out] times weights [C, n], multiplied in float32 or wider, then rounded."""
-    wide = torch.promote_types(grads.dtype, torch.float32)
-    return (grads * weights.to(wide)[:, :, None]).to(grads.dtype)
+    return (grads * weights.to(_wide(grads))[:, :, None]).to(grads.dtype)
+
+
+def _wide(t: Tensor) -> torch.dtype:
+    return torch.promote_types(t.dtype, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -270,8 +282,11 @@ class MultiplyFactors(Combine):
         rest = {name: u for name, u in updates.items() if name not in factors}
         combined = self.inner(rest, shares, cohort, layout)
         for name in self.form.names:
-            x, d = updates[name + INPUTS], updates[name + GRADS]
-            weighed = _times(d, shares[:, None].expand(d.shape[:2])).flatten(0, 1)
-            product = wide_product(weighed.mT[None], x.flatten(0, 1)[None], torch.float32)
-            combined[name] = self.form.in_order(name, product[0]).double()
+            if name in combined:
+                product = combined[name]
+            else:
+                x, d = updates[name + INPUTS], updates[name + GRADS]
+                weighed = _times(d, shares[:, None].expand(d.shape[:2])).flatten(0, 1)
+                (product,) = wide_product(weighed.mT[None], x.flatten(0, 1)[None], torch.float32)
+            combined[name] = self.form.in_order(name, product).double()
         return combined

@@ -13,7 +13,7 @@ addition each operation requires:
     linear                                   at most LINEAR_ROWS rows and LINEAR_WEIGHTS weights,
                                              with the features contiguous in memory
     factored_linear                          at most FACTORED_ROWS rows
-    noisy_mean                               nothing more: also float64
+    noisy_mean, normals, shorten_            nothing more: also float64
     sgd_, local_step_                        float32 tensors with the same strides; one kernel
                                              launch updates STEP_TENSORS of them
 
@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlens.core import Number, Tree, keys, per_row
+from fedlens.core.trees import moved
 from fedlens.network.layers import LANES, WHOLE, Running, keyed_dropout
 from fedlens.network.pool import Windows
 from fedlens.network.stacked import products
@@ -288,6 +289,25 @@ def noisy_mean(
     normal = keys.pairs_of_normals(words, total.dtype)[:, :size].view(total.shape)
     noisy = normal.mul_(per_row(std.to(total), total)).add_(total)
     return noisy / per_row(counts.to(total), total)
+
+
+def normals(key: Tensor, count: int, device: torch.device) -> Tensor:
+    """`keys.normals` of a key of the host, on a device."""
+    if device.type == "cuda" and has_triton():
+        from fedlens.network.kernels import private
+
+        return private.normals(int(key), count, device)
+    return keys.normals(moved(key, device), count)
+
+
+def shorten_(rows: Tensor, factors: Tensor) -> None:
+    """Multiply rows [C, n] by factors [C] in place; where that is 0 all becomes 0, also NaN."""
+    if rows.is_cuda and has_triton():
+        from fedlens.network.kernels import private
+
+        private.shorten_(rows, factors)
+        return
+    rows.mul_(factors[:, None]).nan_to_num_(0.0)
 
 
 def sgd_(
