@@ -53,17 +53,23 @@ class Side:
     steps: int = 1
 
 
-def measured(sides: list[Side], device: torch.device, repeats: int) -> dict[str, Any]:
-    """Seconds a step of each side, the others' times by the first's, and memory on a GPU."""
+def measured(
+    sides: list[Side], device: torch.device, repeats: int, times: int = 1
+) -> dict[str, Any]:
+    """Seconds a step of each side, the others' times by the first's, and memory on a GPU.
+
+    Each side does its work `times` after another: a GPU has the next round before it ends one.
+    """
     seconds: dict[str, list[float]] = {side.name: [] for side in sides}
     memory: dict[str, float] = {}
     for repeat in range(-3, repeats):  # a GPU records a round that has occurred three times
         for side in sides:
-            if device.type == "cuda":
+            measures = device.type == "cuda" and repeat == -3  # later a recording holds its memory
+            if measures:
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats(device)
-            took = time_of(side.work, 1, device) / side.steps
-            if device.type == "cuda" and repeat == -3:  # later a recording holds its memory
+            took = time_of(side.work, 1 if repeat < 0 else times, device) / side.steps
+            if measures:
                 memory[side.name] = torch.cuda.max_memory_allocated(device) / 2**20
             if repeat >= 0:
                 seconds[side.name].append(took)
@@ -187,7 +193,8 @@ def clients_part(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         setups = [build(replace(plain, privacy=delta)), build(plain)]
         with torch_settings(plain, setups[0].device):
             sides = [Side("private", rounds(setups[0])), Side("plain", rounds(setups[1]))]
-            found = measured(sides, setups[0].device, max(arguments.repeats, 7))
+            times = 20 if gpu else 1
+            found = measured(sides, setups[0].device, max(arguments.repeats, 7), times)
         rows.append({"model": model, "clients": clients} | found)
     return rows
 
@@ -223,6 +230,7 @@ def shadows_part(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     ]
     with torch_settings(made, setup.device):
         membership.audit(build(replace(made, rounds=1)), shadows)  # compiles kernels, not timed
+        by_hand(build(made), 1, batch)()  # loads cuDNN
         seconds = {}
         for side in sides:
             times = 1 if side.steps > 1 else looped

@@ -4,7 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from fedlens.config.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
+from fedlens.config.experiment import (
+    Clients,
+    Evaluate,
+    Experiment,
+    LocalTraining,
+    Named,
+    Privacy,
+)
 from fedlens.recipes import RECIPES, estimate
 from fedlens.recipes.estimate import Cost, Timing
 from fedlens.recipes.recipe import Scale
@@ -35,6 +42,12 @@ def test_an_estimate_grows_with_the_rounds():
     once = seconds(timing, PLAIN)
     assert once > 0
     assert seconds(timing, replace(PLAIN, rounds=200)) == pytest.approx(10 * once)
+
+
+def test_a_private_run_of_fewer_rounds_than_are_timed_gets_noise_for_these():
+    private = Privacy(epsilon=8.0, delta=1e-3)
+    short = replace(STACKED, rounds=2, privacy=private)
+    assert seconds(Timing([short]), short) > 0
 
 
 def test_evaluations_count():

@@ -42,6 +42,7 @@ from fedlens.config.protection import protects_examples
 from fedlens.core import Local, Tree, Upload, keys
 from fedlens.core.federation import Fixed, Holdings, offsets_of
 from fedlens.engines import Stacked
+from fedlens.evaluation.evaluate import batch_of
 from fedlens.network import private as gradients
 from fedlens.privacy.accountant import epsilon
 from fedlens.privacy.one_run import Array, best_bound
@@ -51,11 +52,10 @@ from fedlens.runs.loop import ActiveRun, run_to_end
 from fedlens.runs.progress import Watch
 from fedlens.runs.records import Record
 from fedlens.setup import Setup
-from fedlens.setup.network import make_network
+from fedlens.setup.network import starting_module
 
 COINS = keys.purpose("audit coins")
 FEW = 64  # shadows: with fewer of them, an example's own variance says too little
-AT_ONCE = 500  # images
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def audit(setup: Setup, shadows: int, tell: Callable[[int, int], None] | None = 
     for shadow, chosen in enumerate(member):
         own = replace(experiment, seed=experiment.seed + shadow)
         some = replace(federation, split=Fixed(_part(everyone, chosen)))
-        network = setup.network if not shadow else make_network(own, setup.dataset)[0]
+        network = setup.network.starting_at(starting_module(own, setup.dataset)[0])
         one = replace(setup, experiment=own, federation=some, client_tests=None, parts={})
         state = begin(network, one.program, some, one.device)
         runs.append(ActiveRun(one, Checkpoint(state), watch=told))
@@ -133,17 +133,22 @@ def audit(setup: Setup, shadows: int, tell: Callable[[int, int], None] | None = 
         results = run_to_end(runs, keep_states=False)
     else:
         results = [result for run in runs for result in run_to_end([run], keep_states=False)]
+    models = [result.tensors for result in results]
+    labels = federation.labels[everyone.index]
+    rows = [everyone.index.to(federation.examples.labels.device)] * shadows
+    batch = batch_of(setup.engine, federation.examples)
     plain, right = [], []
-    for shadow, model in enumerate(result.tensors for result in results):
-        confidences, hits = _confidences(setup, model, everyone.index)
-        plain.append(confidences)
-        right.append(hits[~member[shadow]].mean())
+    answers = setup.engine.predict_each(models.__getitem__, federation.examples, rows, batch)
+    for chosen, logits in zip(member, answers, strict=True):
+        logits = logits.double().cpu()
+        plain.append(confidence(logits, labels).numpy())
+        right.append((logits.argmax(1) == labels).double().numpy()[~chosen].mean())
     found = np.stack(plain)
     return Membership(
         scores=likelihood_ratios(found, member),
         plain=found,
         member=member,
-        labels=federation.labels[everyone.index].numpy(),
+        labels=labels.numpy(),
         clients=everyone.owners.numpy(),
         accuracy=np.array(right),
     )
@@ -172,16 +177,6 @@ def _part(everyone: Holdings, chosen: Array) -> Holdings:
     return Holdings(everyone.index[keep], offsets_of(sizes), everyone.names)
 
 
-def _confidences(setup: Setup, model: Tree, index: Tensor) -> tuple[Array, Array]:
-    examples, found, hits = setup.federation.examples, [], []
-    for some in torch.split(index, AT_ONCE):
-        logits = setup.network.predict(model, {}, examples.read(some)).double().cpu()
-        labels = examples.labels[some].cpu()
-        found.append(confidence(logits, labels))
-        hits.append(logits.argmax(1) == labels)
-    return torch.cat(found).numpy(), torch.cat(hits).double().numpy()
-
-
 def confidence(logits: Tensor, labels: Tensor) -> Tensor:
     """φ = ln p_y - ln(1 - p_y), from logits without overflow."""
     own = logits.gather(1, labels[:, None])
@@ -191,29 +186,24 @@ def confidence(logits: Tensor, labels: Tensor) -> Tensor:
 
 def likelihood_ratios(confidences: Array, member: Array) -> Array:  # [G, n]
     """ln N(φ; in) - ln N(φ; out) for each run, the others telling the distributions."""
-    found = np.empty_like(confidences)
-    own_variance = len(confidences) >= FEW
-    for shadow in range(len(confidences)):
-        others = np.arange(len(confidences)) != shadow
-        value, ratio = confidences[shadow], np.zeros(confidences.shape[1])
-        for sign, chosen in ((1, member[others]), (-1, ~member[others])):
-            mean, variance = _normal(confidences[others], chosen, own_variance)
-            # The factor is for how well a mean of few values is known.
-            away = (value - mean) ** 2 / (variance * (1 + 1 / chosen.sum(0).clip(1)))
-            ratio = ratio - sign * 0.5 * (away + np.log(variance))
-        ratio[member[others].all(0) | ~member[others].any(0)] = 0.0  # nothing to compare with
-        found[shadow] = ratio
-    return found
-
-
-def _normal(values: Array, chosen: Array, own_variance: bool) -> tuple[Array, Array]:
-    """Mean [n] and variance, of each example or of all together, over the chosen runs."""
-    count = chosen.sum(0).clip(1)
-    mean = (values * chosen).sum(0) / count
-    squares = (((values - mean) * chosen) ** 2).sum(0)
-    if own_variance:
-        return mean, np.maximum(squares / np.maximum(count - 1, 1), 1e-9)
-    return mean, np.maximum(squares.sum() / max(int((count - 1).sum()), 1), 1e-9)
+    ratios, known = np.zeros(confidences.shape), True
+    for sign, chosen in ((1, member), (-1, ~member)):
+        centre = (confidences * chosen).sum(0) / chosen.sum(0).clip(1)
+        away = confidences - centre
+        own, others = away * chosen, chosen.sum(0) - chosen  # what a run adds, and how many others
+        mean = -own / others.clip(1)  # of the others, from the centre
+        squares = (own**2).sum(0) - own**2 - others * mean**2
+        if len(confidences) >= FEW:
+            variance = squares / (others - 1).clip(1)
+        else:  # of all examples together
+            free = (others - 1).clip(0).sum(1, keepdims=True)
+            variance = squares.sum(1, keepdims=True) / free.clip(1)
+        variance = variance.clip(1e-9)
+        # The factor is for how well a mean of few values is known.
+        apart = (away - mean) ** 2 / (variance * (1 + 1 / others.clip(1)))
+        ratios -= sign * 0.5 * (apart + np.log(variance))
+        known &= others > 0
+    return np.where(known, ratios, 0.0)  # 0 where there is nothing to compare with
 
 
 CANARIES = keys.purpose("audit canaries")

@@ -111,6 +111,15 @@ class Network:
         """The initial parameters and buffers of the module themselves: they are only read."""
         return self._params | self._buffers
 
+    def starting_at(self, module: nn.Module) -> Network:
+        """The same network with the initial tensors of another module with these layers."""
+        other = copy.copy(self)
+        held = dict(module.named_parameters()) | dict(module.named_buffers())
+        for own in ("_params", "_buffers"):
+            made = {name: held[name].detach().to(t) for name, t in getattr(self, own).items()}
+            setattr(other, own, made)
+        return other
+
     @property
     def params(self) -> Tree:
         """A copy of the initial parameters of the module."""

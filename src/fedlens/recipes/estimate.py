@@ -254,8 +254,11 @@ def _shortened(setup: Setup, batches: int) -> Setup:
         clients = replace(clients, per_round=few)
     # A CUDA graph is captured only when a shape repeats. The first evaluation may compile kernels.
     rounds = TIMED + (4 if side_by_side(setup) else 1)
+    enough = max(rounds, experiment.rounds)  # noise is calibrated for all rounds there are
+    described = replace(experiment, rounds=enough, local=local, clients=clients)
+    setup = _changed(setup, described)
+    rounds = min(rounds, setup.experiment.rounds)
     twice = replace(experiment.evaluate, every=rounds, at=(1,), twin=False)
-    setup = _changed(setup, replace(experiment, local=local, clients=clients))
     parts = {
         name: part.take(torch.arange(len(part))[:TESTED]).to(part.labels.device)
         for name, part in setup.parts.items()

@@ -167,19 +167,7 @@ def make_network(
             f"outputs is {outputs}, but {dataset.name} has {dataset.num_classes} classes: "
             f"choose {dataset.num_classes} or more"
         )
-    module = untrained(experiment, dataset.shape, outputs)
-    loaded = None
-    if experiment.weights == "imagenet":
-        loaded = load_imagenet(module, model_name(experiment))
-    elif experiment.weights is not None:
-        loaded = load_weights(module, experiment.weights, experiment.weights_sha256)
-    if experiment.train != "all":
-        train_last(module, experiment.train)
-    if experiment.norm == "frozen":
-        freeze_norms(module)
-    if experiment.lora is not None:
-        with _seeded(experiment, "lora"):
-            low_rank(module, experiment.lora.rank, weighted_layers(module)[-1])
+    module, loaded = starting_module(experiment, dataset)
     if frozen is not None:
         module.load_state_dict(frozen, strict=False)
     dtype, compute = PRECISIONS[experiment.precision]
@@ -192,3 +180,21 @@ def make_network(
         raise ValueError("the model has nothing to train: leave some parameters unfrozen")
     try_network(network, dataset, experiment.outputs)
     return network, loaded
+
+
+def starting_module(experiment: Experiment, dataset: Dataset) -> tuple[nn.Module, Loaded | None]:
+    """The module of an experiment before its first round, and what was loaded into it."""
+    module = untrained(experiment, dataset.shape, dataset.num_classes)
+    loaded = None
+    if experiment.weights == "imagenet":
+        loaded = load_imagenet(module, model_name(experiment))
+    elif experiment.weights is not None:
+        loaded = load_weights(module, experiment.weights, experiment.weights_sha256)
+    if experiment.train != "all":
+        train_last(module, experiment.train)
+    if experiment.norm == "frozen":
+        freeze_norms(module)
+    if experiment.lora is not None:
+        with _seeded(experiment, "lora"):
+            low_rank(module, experiment.lora.rank, weighted_layers(module)[-1])
+    return module, loaded
