@@ -69,7 +69,12 @@ def main() -> None:
     interpreted_kernels.factors(batch=FACTORED_ROWS, features=600, out=600, steps=2)  # the largest
     interpreted_kernels.small_layer(batch=5, features=70, out=24, relu=True)
     torch.set_default_dtype(torch.float32)
-    interpreted_kernels.steps()
+    for check in (
+        interpreted_kernels.steps,
+        interpreted_kernels.noise,
+        interpreted_kernels.of_clients,
+    ):
+        check()
     for (name, _), compiled in launches.items():
         assert compiled().metadata.shared <= SHARED, f"{name} needs too much memory"
     JITFunction.__getitem__ = unchanged
