@@ -46,7 +46,7 @@ def test_several_workloads_are_one_table(tiny, monkeypatch, capsys):
     )
     with pytest.raises(SystemExit) as stop:
         cli.main()
-    about, head, *rows = capsys.readouterr().out.splitlines()
+    about, head, _, *rows = capsys.readouterr().out.splitlines()
     assert stop.value.code == 0
     assert "sequential" in about and "steps/s" in head
     assert [row.split()[0] for row in rows] == ["pfl-cnn", "pfl-cnn"]

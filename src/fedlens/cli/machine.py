@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from fedlens.cli.arguments import DataFolder, Json, Quiet, notify, print_json
+from fedlens.cli.arguments import DataFolder, Json, Quiet, notify, print_json, print_table
 from fedlens.storage.reading import argument, keeping_torch
 from fedlens.version import __version__
 
@@ -130,7 +130,7 @@ def bench_command(
     as_json: Json = False,
 ) -> None:
     """Measure how fast rounds are on this machine."""
-    from fedlens.runs.bench import COMMON, bench, named, table
+    from fedlens.runs.bench import COMMON, HEADER, bench, named, row
 
     names = workloads or COMMON
     for name in names:
@@ -146,4 +146,4 @@ def bench_command(
     first = found[0]
     print(f"engine {first['engine']}, {first['device']}, {first['precision']}, ", end="")
     print(f"median of {first['repeats']}; the limit is {first['limit_flops'] / 1e9:,.0f} GFLOP/s")
-    print(table(found))
+    print_table(HEADER, [row(one) for one in found])

@@ -250,27 +250,25 @@ def rounds_together(setups: Sequence[Setup], engine: Engine) -> Callable[[], Non
     return one_round
 
 
-def table(found: Sequence[dict[str, Any]]) -> str:
-    """The results as text, one line per workload."""
-    words = "workload, s a round, steps/s, samples/s, of limit, waiting, server, gather, train"
-    lines = [(*words.split(", "), "evaluate 10,000", "peak memory")]
-    for row in found:
-        seconds = ("server", "gather", "train", "evaluate")
-        lines.append(
-            (
-                row["workload"],
-                f"{row['seconds_per_round']:.4g}",
-                f"{row['steps_per_second']:,.0f}",
-                f"{row['samples_per_second']:,.0f}",
-                f"{row['limit_share']:.0%}",
-                "-" if row["waiting_share"] is None else f"{row['waiting_share']:.0%}",
-                *(f"{row[f'{part}_seconds']:.3g} s" for part in seconds),
-                f"{row['peak_memory_bytes'] / 2**20:,.0f} MiB",
-            )
-        )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = [[w.ljust(n) for w, n in zip(line, widths, strict=True)] for line in lines]
-    return "\n".join("  ".join(line).rstrip() for line in padded)
+HEADER = [
+    *("workload", "s a round", "steps/s", "samples/s", "of limit", "waiting"),
+    *("server", "gather", "train", "evaluate 10,000", "peak memory"),
+]
+
+
+def row(found: dict[str, Any]) -> list[str]:
+    """The measurements of a workload as text, below `HEADER`."""
+    waiting, seconds = found["waiting_share"], ("server", "gather", "train", "evaluate")
+    return [
+        found["workload"],
+        f"{found['seconds_per_round']:.4g}",
+        f"{found['steps_per_second']:,.0f}",
+        f"{found['samples_per_second']:,.0f}",
+        f"{found['limit_share']:.0%}",
+        "-" if waiting is None else f"{waiting:.0%}",
+        *(f"{found[f'{part}_seconds']:.3g} s" for part in seconds),
+        f"{found['peak_memory_bytes'] / 2**20:,.0f} MiB",
+    ]
 
 
 def time_of(work: Callable[[], object], count: int, device: torch.device) -> float:
