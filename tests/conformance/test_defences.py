@@ -31,6 +31,7 @@ from fedlens.algorithms import (
 )
 from fedlens.algorithms.distances import products_about_mean, squared_distances
 from fedlens.algorithms.fltrust import WithRoot
+from fedlens.algorithms.meamed import around_median
 from fedlens.algorithms.median import middle
 from fedlens.algorithms.sign_guard import largest_cluster, sign_shares
 from fedlens.algorithms.trust import largest
@@ -222,6 +223,15 @@ def test_bulyan_is_the_papers_choice_of_choices():
     values = updates[chosen]
     near = (values - values.median(0).values).abs().argsort(0)[: 11 - 4 * f]
     close(combine(bulyan(f), updates), values.gather(0, near).mean(0))
+
+
+def test_values_near_the_median_do_not_depend_on_rounding():
+    """Of two that are as near as each other, all but for rounding, it is the lower one."""
+    values = torch.tensor([[1.0, 1.0, 3.0, 3.0, 3.0], [1.0, 2.0, 3.0, 4.0, 5.0]], dtype=DOUBLE).T
+    for seed in range(20):
+        noise = torch.randn(5, 2, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
+        found = around_median(values * (1 + 1e-15 * noise), 4)
+        close(found, torch.tensor([10 / 4, 10 / 4], dtype=DOUBLE), 1e-12)
 
 
 def test_fltrust_weighs_by_agreement_with_its_root():

@@ -18,7 +18,12 @@ from triton.runtime.jit import JITFunction
 from fedlens.network.kernels import linear
 from fedlens.network.kernels.launch import compiled_at_the_end
 from fedlens.network.ops import FACTORED_ROWS
-from tests.network import agreeing, interpreted_convolutions, interpreted_kernels
+from tests.network import (
+    agreeing,
+    interpreted_convolutions,
+    interpreted_defences,
+    interpreted_kernels,
+)
 
 # Between them all kernels of convolutions, the widest tiles last.
 CONVOLUTIONS = [
@@ -73,6 +78,8 @@ def main() -> None:
         interpreted_kernels.steps,
         interpreted_kernels.noise,
         interpreted_kernels.of_clients,
+        partial(interpreted_defences.order_statistics, [12]),
+        interpreted_defences.row_products,
     ):
         check()
     for (name, _), compiled in launches.items():

@@ -31,6 +31,11 @@ from tests.network.interpreted_convolutions import (
     convolutions,
     depthwise_convolutions,
 )
+from tests.network.interpreted_defences import (
+    distances,
+    order_statistics,
+    row_products,
+)
 from tests.network.interpreting import spare_repetition
 
 NORMS = {  # channels, groups, size of images, affine, add, relu, limit
@@ -377,7 +382,7 @@ def main() -> None:
         partial(factors, batch=40, features=300, out=70, steps=2),  # several blocks of everything
         partial(small_layer, batch=5, features=70, out=24, relu=True),
         partial(small_layer, batch=64, features=130, out=72, relu=False),
-        *(steps, noise, clipping, of_clients),
+        *(steps, noise, clipping, of_clients, order_statistics, row_products, distances),
     ]
     for check in my_part(checks):
         torch.manual_seed(0)  # what one draws does not depend on the others

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedlens.algorithms.columns import by_span
+from fedlens.algorithms.columns import by_kernels, by_span
 from fedlens.core import Tree
 
 CANCELS = 0.01
@@ -16,37 +16,50 @@ def squared_distances(params: Tree) -> Tensor:  # [C, C]
     """||u_i - u_j||^2, from products.
 
     These cancel for long vectors that lie near each other. So for each tensor the origin is one of
-    the updates, the one with the median norm: it is no longer than an honest one, if most are. A
-    CPU does without as long as at least half of the updates lie far from it by their length.
+    the updates, the one with the median norm: it is no longer than an honest one, if most are. It
+    may stay 0 as long as at least half of the updates lie far from that one by their length.
     """
     found: Tensor | float = 0.0
     for u in params.values():
-        rows = u.flatten(1)
-        products = products_about(rows) if rows.device.type == "cpu" else None
-        if products is None or _cancel(products):
-            norms = torch.linalg.vector_norm(rows, dim=1)
-            products = products_about(rows, rows.index_select(0, _middle(norms)))  # [1, D]
+        products = _that_do_not_cancel(u.flatten(1))
         squares = products.diagonal()
         found = found + (squares[:, None] + squares - 2 * products)
     assert isinstance(found, Tensor), "a model without parameters"
     return found.clamp(min=0).fill_diagonal_(0)
 
 
+def _that_do_not_cancel(rows: Tensor) -> Tensor:  # [C, D] to [C, C]
+    takes_kernels = by_kernels(rows)
+    if not (takes_kernels or rows.device.type == "cpu"):
+        norms = torch.linalg.vector_norm(rows, dim=1)
+        return products_about(rows, rows.index_select(0, _middle(norms)))  # [1, D]
+    products = products_about(rows)
+    squares = products.diagonal()
+    middle = _middle(squares)
+    square, along = squares.index_select(0, middle), products.index_select(0, middle)[0]
+    far = (squares + square - 2 * along).sort().values
+    cancel = ~(far[len(far) // 2] > CANCELS * square[0])
+    if not takes_kernels:
+        return products_about(rows, rows.index_select(0, middle)) if cancel else products
+    from fedlens.network.kernels import gram
+
+    # A GPU does not wait to know: if it is not needed, the kernel reads nothing.
+    anew = gram.products(rows, rows.index_select(0, middle)[0], cancel)
+    return torch.where(cancel, anew.to(rows.dtype), products)
+
+
 def _middle(norms: Tensor) -> Tensor:  # [C] to [1]
     return norms.argsort()[len(norms) // 2, None]
-
-
-def _cancel(products: Tensor) -> bool:
-    squares = products.diagonal()
-    origin = int(_middle(squares))
-    far = (squares + squares[origin] - 2 * products[origin]).sort().values
-    return not bool(far[len(far) // 2] > CANCELS * squares[origin])
 
 
 def products_about(
     rows: Tensor, origin: Tensor | None = None
 ) -> Tensor:  # [C, D], [1, D] to [C, C]
     """<u_i - o, u_j - o>; on a CPU, a quarter of them is that of others."""
+    if by_kernels(rows):
+        from fedlens.network.kernels import gram
+
+        return gram.products(rows, None if origin is None else origin[0]).to(rows.dtype)
     half = len(rows) // 2 if rows.device.type == "cpu" else 0
 
     def some(pieces: Sequence[slice]) -> Tensor:

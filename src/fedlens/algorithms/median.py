@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
 from fedlens.algorithm.slots import Combine
-from fedlens.algorithms.columns import by_span
+from fedlens.algorithms.columns import by_kernels, by_span
 from fedlens.core import Cohort, Tree
 from fedlens.network.layout import Layout
 
@@ -33,12 +33,18 @@ class Median(Combine):
 
 def middle(update: Tensor) -> Tensor:  # [C, ...]
     """The median of each coordinate; of an even number of values, the mean of the middle two."""
-    return of_ordered(update, central)
+    return mean_between(update, (len(update) - 1) // 2)
 
 
-def central(ordered: Tensor) -> Tensor:  # [C, W] to [W]
-    low, high = (len(ordered) - 1) // 2, len(ordered) // 2  # equal if the number is odd
-    return (ordered[low] + ordered[high]) / 2
+def mean_between(update: Tensor, cut: int) -> Tensor:  # [C, ...]
+    """The mean of each coordinate without its `cut` smallest and `cut` largest values."""
+    rows = update.reshape(len(update), -1)
+    if by_kernels(rows):
+        from fedlens.network.kernels import order
+
+        return order.mean_between(rows, cut).view(update.shape[1:])
+    kept = slice(cut, len(rows) - cut)
+    return of_ordered(update, lambda ordered: ordered[kept].mean(0))
 
 
 def of_ordered(update: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:  # [C, ...]

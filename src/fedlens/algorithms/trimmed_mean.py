@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
 from fedlens.algorithm.slots import Combine
-from fedlens.algorithms.median import of_ordered
+from fedlens.algorithms.median import mean_between
 from fedlens.core import Cohort, Tree
 from fedlens.network.layout import Layout
 
@@ -28,8 +28,7 @@ class TrimmedMean(Combine):
 
     def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
         cut = self.withstands(len(shares))
-        kept = slice(cut, len(shares) - cut)
-        return {name: of_ordered(u, lambda o: o[kept].mean(0)) for name, u in updates.items()}
+        return {name: mean_between(u, cut) for name, u in updates.items()}
 
 
 @paper
