@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="a fleet needs flwr: pip install 'fedlens[fleet]'")
 
+import httpx
+
 from fedlens.fleet import apps
 from fedlens.fleet.apps import FlowerSites, _arrived
 from fedlens.fleet.messages import packed, unpacked
@@ -127,6 +129,23 @@ def test_what_goes_wrong_with_the_connection_ends_the_run(monkeypatch):
     sites.send("train", {0: {}}, {}, 60.0)
     with pytest.raises(ConnectionError):
         next_of(sites)
+
+
+def test_a_site_whose_reply_flower_has_lost_is_asked_again(monkeypatch):
+    """Its database was busy when the reply was to be taken out."""
+    monkeypatch.setattr(apps, "Message", lambda *_, **__: None)
+    grid: Any = Grid()
+
+    def busy(ids):
+        request = httpx.Request("POST", "https://127.0.0.1/v1/runtime/pull-messages")
+        raise httpx.HTTPStatusError("500", request=request, response=httpx.Response(500))
+
+    grid.pull_messages = busy
+    sites = FlowerSites(grid, lambda: [10])
+    sites.online()
+    sites.send("train", {0: {}}, {}, 60.0)
+    ((client, reply),) = next_of(sites)
+    assert (client, reply.failed) == (0, "dropped")
 
 
 def test_a_site_that_is_gone_is_told_of_in_our_words():

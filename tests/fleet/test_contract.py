@@ -41,6 +41,7 @@ USED = {  # parameters that are given, by position or name, and the module here 
         "runtime_api_address log_queue token insecure certificates parent_pid",
         "superexec.py",
     ),
+    "superlink.cli.flower_superlink": ("", "superexec.py"),
     "superlink.grid.http_grid.pull_objects": ("initial_backoff", "superexec.py"),
     "supercore.runtime.RuntimeHttpClient.from_server_address": (
         "server_address insecure root_certificates interceptors retry_invoker",
@@ -91,6 +92,17 @@ def test_a_reply_is_pulled_by_the_function_that_is_told_how_soon(tmp_path, monke
 
     uses = HttpGrid.pull_messages.__code__.co_names
     assert "pull_objects" in uses, sentence("pulls replies by another function", "superexec.py")
+
+
+def test_its_database_waits_for_as_long_as_it_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    from flwr.supercore import constant, sql_mixin
+
+    uses = sql_mixin._set_sqlite_pragmas.__code__.co_names
+    told = isinstance(constant.SQLITE_PRAGMAS, tuple) and "busy_timeout" in dict(
+        constant.SQLITE_PRAGMAS
+    )
+    assert told and "SQLITE_PRAGMAS" in uses, sentence("sets its database up anew", "superexec.py")
 
 
 def test_codes_of_errors_are_those_of_flower(tmp_path, monkeypatch):

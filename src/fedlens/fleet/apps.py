@@ -22,7 +22,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedlens.core import Tree
 from fedlens.fleet.flower import end_with
 from fedlens.fleet.members import read_members
-from fedlens.fleet.messages import ENDED, TYPES, packed, unpacked
+from fedlens.fleet.messages import ENDED, TYPES, is_busy, packed, unpacked
 from fedlens.fleet.payload import Reply, read, written
 from fedlens.fleet.server import REPORTS, Job, run_job
 from fedlens.fleet.site import Site
@@ -118,7 +118,9 @@ class FlowerSites:
         found, left, there = list[tuple[int, Reply]](), [], self.online()
         for pull, client, started in self.waiting:
             if not pull.is_alive():
-                if pull.error is not None:
+                if pull.error is not None and is_busy(pull.error):  # it may be gone: asked again
+                    found.append((client, Reply({}, {}, "dropped", "Flower has lost its reply")))
+                elif pull.error is not None:
                     raise pull.error
                 found += [(client, _arrived(reply)) for reply in pull.found]
             # Flower reports a message whose node went offline, unless it restarted too quickly.

@@ -188,14 +188,12 @@ class SuperLink:
         database = self.folder / "superlink.db"
         (self.folder / "flower").mkdir(parents=True, exist_ok=True)
         database.touch(mode=0o600)  # it holds what sites send
-        # Found beside the Python that runs, whatever PATH says.
-        binary = Path(sys.executable).parent / "flower-superlink"
         self.process = start(
             self.folder,
             "superexec",
             (
                 *(self.address, self.keys / CA),
-                *(binary, "--host", "127.0.0.1", "--port", self.port),
+                *("--host", "127.0.0.1", "--port", self.port),
                 *("--ssl-ca-certfile", self.keys / CA, "--ssl-certfile", self.keys / SERVER),
                 *("--ssl-keyfile", self.keys / SERVER_KEY, "--enable-supernode-auth"),
                 *("--database", database, "--isolation", "process"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedlens.fleet import STAGES
@@ -13,6 +14,11 @@ RAISED, ENDED = 2, 8  # Flower's codes for an app that raised an error, and for 
 FACTS, TENSORS = "facts", "tensors"
 SMALL = 2**20  # bytes: an array of its own takes three more calls of the server
 PIECE = 2**24  # bytes of an array: while Flower puts one together it holds it three times
+
+
+def is_busy(error: Exception) -> bool:
+    """Whether the SuperLink failed by itself, as when its database could not be written."""
+    return isinstance(error, httpx.HTTPStatusError) and error.response.is_server_error
 
 
 def packed(facts: str, content: bytes) -> RecordDict:

@@ -42,7 +42,7 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedlens.fleet import CA, CONNECTED, NODE_KEY
-from fedlens.fleet.messages import ENDED, RAISED, TYPES, packed, unpacked
+from fedlens.fleet.messages import ENDED, RAISED, TYPES, is_busy, packed, unpacked
 
 NODE_ID = "node"  # in the folder of Flower: the id that the server knows this site by
 SOON, LATE = 0.05, 3.0  # seconds, at least and at most, between two looks for an order
@@ -141,6 +141,10 @@ def serve(
         try:
             found = receive()
         except RunNotRunningException:
+            found = None
+        except httpx.HTTPStatusError as error:
+            if not is_busy(error):
+                raise
             found = None
         if found is None:
             waited = time.monotonic() - since

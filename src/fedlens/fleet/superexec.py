@@ -19,6 +19,7 @@ from pathlib import Path
 from queue import Queue
 from typing import NoReturn
 
+import httpx
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -26,8 +27,19 @@ from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 
 from fedlens.fleet.flower import end_with
+from fedlens.fleet.messages import is_busy
 
 LOOK = 0.2  # seconds between two looks for a task
+SUPERLINK = """
+from flwr.supercore import constant
+
+# Large updates are written to one file: Flower gives up after 5 s in which it cannot be written.
+constant.SQLITE_PRAGMAS += (("busy_timeout", "25000"),)
+
+from flwr.superlink.cli import flower_superlink
+
+flower_superlink()
+"""
 AGAIN = 0.05  # seconds until the rest of a reply is looked for, which is announced before it comes
 
 
@@ -45,7 +57,13 @@ def do_tasks(address: str, certificates: bytes) -> NoReturn:
         with suppress(ChildProcessError):  # there are none
             while os.waitpid(-1, os.WNOHANG)[0]:  # the forks that have ended
                 pass
-        found = link.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))
+        try:
+            found = link.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))
+        except httpx.HTTPStatusError as error:
+            if not is_busy(error):
+                raise
+            time.sleep(LOOK)
+            continue
         if found.HasField("task") and found.token and found.task.type == kind:
             importlib.import_module("fedlens.fleet.apps")  # before the fork: it is done once
             if os.fork() == 0:
@@ -76,11 +94,11 @@ def _in_fork(address: str, token: str, certificates: bytes) -> NoReturn:
         os._exit(status)
 
 
-def main(address: str, ca: str, *command: str) -> None:
-    """Become Flower's program; a fork does its tasks."""
+def main(address: str, ca: str, *words: str) -> None:
+    """Become Flower's SuperLink, with these arguments; a fork does its tasks."""
     program = os.getpid()
     if os.fork():
-        os.execv(command[0], command)
+        os.execv(sys.executable, [sys.executable, "-P", "-c", SUPERLINK, *words])
     try:
         end_with(program)
         do_tasks(address, Path(ca).read_bytes())
