@@ -18,7 +18,7 @@ NUMBERS = 2**15 - 2**8
 power of two rows would lie at the same places of the cache."""
 SPAN = 64  # pieces that a thread takes at once
 
-LARGE = 2**22  # numbers on a GPU: from here on a kernel is worth that it is compiled
+LARGE = 2**24  # numbers on a GPU: fewer are not worth the seconds in which a kernel is compiled
 MOST = 128  # clients: what kernels have room for
 
 T = TypeVar("T")
