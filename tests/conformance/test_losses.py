@@ -8,8 +8,15 @@ from torch import Tensor
 import fedlens as fl
 from fedlens.algorithm import numbers_of, same_but_numbers, side_by_side
 from fedlens.algorithm.pieces import ByEffectiveNumber, Objective
-from fedlens.algorithm.pieces.losses import LossWith, cross_entropy, focal, with_options
+from fedlens.algorithm.pieces.losses import (
+    LossWith,
+    binary_cross_entropy,
+    cross_entropy,
+    focal,
+    with_options,
+)
 from fedlens.core import Batch, Facts, Local, Number
+from fedlens.core.label_sets import MOST, packed, unpacked
 from fedlens.setup.algorithm import make_algorithm
 from tests.toys import toy
 
@@ -40,8 +47,52 @@ def test_each_client_may_have_numbers_of_its_own():
     for client, share in enumerate(each.tolist()):
         expected = in_torch(logits, labels, share)[client]
         torch.testing.assert_close(found[client], expected)
+        alone = binary_cross_entropy(logits, labels, positive_weight=share)[client]
+        found_too = binary_cross_entropy(logits, labels, positive_weight=each)[client]
+        torch.testing.assert_close(found_too, alone)
         alone = focal(logits, labels, gamma=share)[client]
         torch.testing.assert_close(focal(logits, labels, gamma=each)[client], alone)
+
+
+@pytest.mark.parametrize("num_labels", [1, 5, MOST])
+def test_labels_come_back_from_the_number_that_they_are_kept_as(num_labels):
+    rows = torch.randint(2, (3, 7, num_labels))
+    rows[0, 0], rows[0, 1] = 1, 0
+    assert torch.equal(unpacked(packed(rows), num_labels), rows)
+    assert int(packed(rows).min()) >= 0
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.0, 3.5])
+def test_binary_cross_entropy_is_the_mean_over_labels_of_torchs(weight):
+    logits, _ = answers()
+    rows = torch.randint(2, logits.shape)
+    found = binary_cross_entropy(logits, packed(rows), positive_weight=weight)
+    expected = F.binary_cross_entropy_with_logits(
+        logits, rows.double(), reduction="none", pos_weight=torch.tensor(weight, dtype=DOUBLE)
+    )
+    torch.testing.assert_close(found, expected.mean(-1))
+    p = logits.sigmoid()  # and the closed form
+    closed = -(weight * rows * p.log() + (1 - rows) * (1 - p).log()).mean(-1)
+    torch.testing.assert_close(found, closed)
+
+
+def test_binary_cross_entropy_pulls_each_label_by_itself():
+    logits, _ = answers()
+    rows = torch.randint(2, logits.shape)
+    logits.requires_grad_()
+    (slope,) = torch.autograd.grad(binary_cross_entropy(logits, packed(rows)).sum(), logits)
+    torch.testing.assert_close(slope, (logits.sigmoid() - rows).detach() / logits.shape[-1])
+
+
+def test_mixed_images_have_the_loss_of_mixed_labels():
+    """It is linear in the labels, so that mixup's two losses are one of labels between 0 and 1."""
+    logits, _ = answers()
+    one, other = torch.randint(2, (2, *logits.shape))
+    both = 0.3 * binary_cross_entropy(logits, packed(one))
+    both = both + 0.7 * binary_cross_entropy(logits, packed(other))
+    labels = 0.3 * one.double() + 0.7 * other.double()
+    soft = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+    torch.testing.assert_close(both, soft.mean(-1))
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])

@@ -453,7 +453,8 @@ def partition_command(
         named = described.clients.partition
         title = title_of(dataset.name, named)
         path = out or Path(f"{experiment.stem}-split.png")
-        draw(counts.by_class.numpy(), dataset.classes, title, path, counts.names)
+        held = counts.by_class.numpy(), dataset.classes
+        draw(*held, title, path, counts.names, counts.sizes.numpy())
         said_to = sys.stderr if as_json else sys.stdout
         print(f"picture: {path}", file=said_to)
         places = [named.options.get(key, key) for key in ("lat", "lon")]

@@ -41,6 +41,10 @@ def predict_command(
     images: Annotated[list[Path], Argument(help="Image files, or folders of them.")],
     top: Top = 3,
     abstain: Abstain = None,
+    threshold: Annotated[
+        float | None,
+        Option(help="Of several labels: the probability that one needs. [default: 0.5]"),
+    ] = None,
     explain: Annotated[
         Path | None, Option(help="A new folder for pictures of where each answer is seen.")
     ] = None,
@@ -49,7 +53,10 @@ def predict_command(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Classify images with the model of a run; prints csv or JSON."""
+    """Classify images with the model of a run; prints csv or JSON.
+
+    Where images may have several labels, it prints those that an image has, and all probabilities.
+    """
     check_run(run, [EXPERIMENT])  # before PyTorch is imported
     from fedlens.deploy.classifier import image_files, load
     from fedlens.report.page import inert
@@ -58,14 +65,22 @@ def predict_command(
 
     classifier, paths = load(run, best=best, client=client), image_files(images)
     told = _to_know(run, classifier, abstain, is_last=not (best or client))
+    several = classifier.multi_label
+    if threshold is not None and not (several and 0 < threshold < 1):
+        raise ValueError(
+            f"--threshold is {threshold:g}: choose a probability, such as 0.5, if images have "
+            "several labels, and leave it out if they have one"
+        )
     if explain is not None and explain.exists() and (explain.is_file() or any(explain.iterdir())):
         raise ValueError(f"--explain {explain} is there already: name a new folder")
     broken: list[Undecodable] = []
     answers: list[tuple[Answer, dict[str, str | None]]] = []
     with shown(not quiet, counted, "images") as watch:
         sound = classifier.preprocessing.read_all(paths, broken, watch)
-        for answer in classifier.answers(sound, top, explain is not None):
+        for answer in classifier.answers(sound, top, explain is not None, threshold or 0.5):
             more = {} if abstain is None else {"answer": answer.at_least(abstain)}
+            if answer.labels is not None and not as_json:
+                more["labels"] = ";".join(answer.labels)
             if explain is not None:
                 explain.mkdir(parents=True, exist_ok=True)
                 file = explain / f"{len(answers) + 1}-{Path(answer.path).stem}.png"
@@ -75,16 +90,16 @@ def predict_command(
     if as_json:
         print_json([answer.plain() | more for answer, more in answers])
     else:
-        most = min(top, len(classifier.classes))
+        most = len(classifier.classes) if several else min(top, len(classifier.classes))
         ranks = [
             f"{word}_{rank}" for rank in range(1, most + 1) for word in ("class", "probability")
         ]
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        columns = {"answer": abstain, "heat_map": explain}
+        columns = {"answer": abstain, "labels": several, "heat_map": explain}
         writer.writerow(["path", *(name for name, asked in columns.items() if asked), *ranks])
         for answer, more in answers:
             named = [(inert(printable(name)), f"{share:.6f}") for name, share in answer.classes]
-            first = (inert(printable(cell or "unsure")) for cell in more.values())
+            first = (inert(printable("unsure" if x is None else x)) for x in more.values())
             writer.writerow([answer.path, *first, *(cell for pair in named for cell in pair)])
     sys.stdout.flush()
     for line in [*told, *map(str, broken[:-1])]:
@@ -105,6 +120,11 @@ def _to_know(run: Path, classifier: Classifier, abstain: float | None, is_last: 
     told = [one.text for one in cautions(read(run))] if known else []
     if abstain is None:
         return told
+    if classifier.multi_label:
+        raise ValueError(
+            f"--abstain is for images of one class each, and those of {run} may have several: "
+            "leave it out, and set --threshold"
+        )
     if not 0 < abstain < 1 or round(100 * abstain) != round(100 * abstain, 6):
         raise ValueError(
             f"--abstain is {abstain:g}: choose a probability in hundredths, such as 0.8"
@@ -202,8 +222,10 @@ def evaluate_command(
 
 def _print_accuracy(found: dict[str, Any]) -> None:
     """The accuracy on all images, on those that were trained on and others, by class, by client."""
-    from fedlens.report.holdings import measured
+    from fedlens.report.holdings import LABELS, RANKED, label_rows, measured
 
+    if "by_label" in found:
+        print_table(["label", *LABELS.values()], label_rows(found["by_label"]))
     rows = [("", "all", found)]
     rows += [("", key.replace("_", " "), found[key]) for key in SEEN if key in found]
     for key in ("by_class", "by_client"):
@@ -214,7 +236,8 @@ def _print_accuracy(found: dict[str, Any]) -> None:
         for kind, name, about in rows
     ]
     print_table(["", "", "images", "accuracy", "95% interval"], body)
-    print(f"macro F1 {found['f1']:.3f}, loss {found['loss']:.3f}")
+    means = [f", {words} {found[key]:.3f}" for key, words in RANKED.items() if key in found]
+    print(f"macro F1 {found['f1']:.3f}{''.join(means)}, loss {found['loss']:.3f}")
 
 
 def export_command(

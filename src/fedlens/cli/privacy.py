@@ -194,6 +194,8 @@ def audit_command(
     folder = out or Path("runs") / f"audit-{experiment.stem}"
     refuse_existing(folder / "report.html", overwrite=overwrite)
     setup = build(described, data)
+    if setup.dataset.multi_label:
+        raise ValueError("an audit is of images with one class each: choose another data set")
     membership.check(setup, shadows)
     check_client(setup, client)
     claim, bare = None, None

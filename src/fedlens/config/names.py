@@ -76,7 +76,7 @@ MODELS = ByName(
 LOSSES = ByName(
     "loss",
     "fedlens.algorithm.pieces",
-    {"cross_entropy focal double_softmax squared_error": "losses"},
+    {"cross_entropy binary_cross_entropy focal double_softmax squared_error": "losses"},
 )
 
 OPTIMIZERS = ByName("optimizer", "fedlens.algorithm.pieces", {"sgd adam adamw": "optimizers"})
@@ -84,7 +84,11 @@ OPTIMIZERS = ByName("optimizer", "fedlens.algorithm.pieces", {"sgd adam adamw": 
 ANNEALS = ByName("anneal", "fedlens.algorithm.pieces", {"cosine linear": "anneal"})
 """How a learning rate may fall in the course of a client's round."""
 
-METRICS = ByName("metric", "fedlens.evaluation", {"balanced_accuracy kappa auroc ece": "metrics"})
+METRICS = ByName(
+    "metric",
+    "fedlens.evaluation",
+    {"balanced_accuracy kappa auroc average_precision ece": "metrics"},
+)
 """Metrics that are measured only if `evaluate.metrics` names them."""
 
 DEVICES = ByName("devices", "fedlens.rounds", {"alike synthetic trace": "devices"})

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlens.core.label_sets import MOST, packed, unpacked
 from fedlens.core.trees import bytes_of
 from fedlens.storage.reading import demand_text
 
@@ -30,13 +31,15 @@ class Examples:
     """Images and their labels, and columns with other facts about each (its client, its place).
 
     Parts of a set share its images: `rows` then lists the positions of their own. Images are read
-    by `read`.
+    by `read`. Labels may be given as [N, L], 1 for each label that an image has and 0 for the
+    others: they are kept as one number an image (`label_sets`), with `multi_label`.
     """
 
     images: Tensor  #: [N, channels, H, W] uint8, or floats that are used as they are
     labels: Tensor  #: [N] int64
     columns: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)  #: [N] each
     rows: Tensor | None = None  #: [N] positions in `images`; None: 0 to N - 1
+    multi_label: bool = False  #: an image may have several labels, or none
 
     def __post_init__(self) -> None:
         for what, given in (("images", self.images), ("labels", self.labels)):
@@ -53,11 +56,15 @@ class Examples:
             raise ValueError(
                 f"{num_images} images but {len(self.labels)} labels: give one an image"
             )
+        many = self.labels.ndim == 2 and self.labels.shape[1] <= MOST
+        if many and bool(((self.labels == 0) | (self.labels == 1)).all()):
+            object.__setattr__(self, "labels", packed(self.labels))
+            object.__setattr__(self, "multi_label", True)
         if self.labels.is_floating_point() or self.labels.ndim != 1:
             got = f"{self.labels.dtype} of shape {tuple(self.labels.shape)}"
             raise ValueError(
-                f"labels are {got}: give one whole number an image "
-                "(of one-hot rows, labels.argmax(1))"
+                f"labels are {got}: give one whole number an image, or rows of 0 and 1 if it may "
+                f"have several labels, of {MOST} at most"
             )
         if self.labels.dtype is not torch.int64:
             object.__setattr__(self, "labels", self.labels.to(torch.int64))
@@ -68,6 +75,11 @@ class Examples:
     def read(self, which: Tensor | slice) -> Tensor:
         """The images of some examples: a copy, except for a slice of a set without `rows`."""
         return self.images[which if self.rows is None else self.rows[which]]
+
+    def wanted(self, which: Tensor | slice, num_labels: int) -> Tensor:  # [n], or [n, L]
+        """What a model should say of some examples: a label, or 0 or 1 for each of several."""
+        labels = self.labels[which]
+        return unpacked(labels, num_labels) if self.multi_label else labels
 
     @property
     def patients(self) -> Tensor:  # [N]
@@ -92,13 +104,13 @@ class Examples:
         """Some of the examples; they share the images of the whole set."""
         columns = {name: column[index.numpy()] for name, column in self.columns.items()}
         rows = index if self.rows is None else self.rows[index]
-        return Examples(self.images, self.labels[index], columns, rows)
+        return replace(self, labels=self.labels[index], columns=columns, rows=rows)
 
     def to(self, device: torch.device, images: Tensor | None = None) -> Examples:
         """The same examples on a device; `images` are given if they are there already."""
         rows = None if self.rows is None else self.rows.to(device)
         images = self.images.to(device) if images is None else images
-        return Examples(images, self.labels.to(device), self.columns, rows)
+        return replace(self, images=images, labels=self.labels.to(device), rows=rows)
 
 
 NAME = "name them, in the order of their labels"
@@ -147,7 +159,13 @@ class Dataset:
             if not len(part):
                 continue
             low, high = int(part.labels.min()), int(part.labels.max())
-            if not 0 <= low <= high < self.num_classes:
+            if part.multi_label:
+                if not high.bit_length() <= self.num_classes <= MOST:
+                    raise ValueError(
+                        f"{self.name}: images have {high.bit_length()} labels and these "
+                        f"{self.num_classes} names: give each a name, and {MOST} at most"
+                    )
+            elif not 0 <= low <= high < self.num_classes:
                 raise ValueError(
                     f"{self.name}: labels are {low} to {high}, but there are {self.num_classes} "
                     "classes: "
@@ -170,6 +188,11 @@ class Dataset:
                 f"{self.name}: some images are bytes, which are normalised, and others floats, "
                 "which are not: give all of them alike"
             )
+        if len({part.multi_label for part in self.parts if len(part)}) > 1:
+            raise ValueError(
+                f"{self.name}: some examples may have several labels and others have one: give "
+                "rows of 0 and 1 for all of them"
+            )
         demand_text(self.classes, f"{self.name}: the class")
         for word, given in (("mean", self.mean), ("std", self.std)):
             if given is not None and not _are_numbers(given, 0.0 if word == "std" else -math.inf):
@@ -187,6 +210,11 @@ class Dataset:
     @property
     def num_classes(self) -> int:
         return len(self.classes)
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether an image may have several of the classes, or none."""
+        return any(part.multi_label for part in self.parts)
 
     @cached_property
     def digest(self) -> str:
@@ -277,10 +305,14 @@ class Holdings:
         return cls(torch.cat([one.index for one in some]), offsets_of(sizes))
 
     def label_counts(self, labels: Tensor, num_classes: int) -> Tensor:  # [K, L] int64
+        """How many examples of each label a client holds, by labels [N], or rows [N, L]."""
+        if labels.ndim == 2:
+            counts = torch.zeros(len(self), num_classes, dtype=torch.int64)
+            return counts.index_add(0, self.owners, labels[self.index])
         first = np.repeat(np.arange(len(self)) * num_classes, self.sizes.numpy())
         cell = first + labels.numpy()[self.index.numpy()]
-        counts = np.bincount(cell, minlength=len(self) * num_classes)
-        return torch.from_numpy(counts).view(len(self), num_classes)
+        found = np.bincount(cell, minlength=len(self) * num_classes)
+        return torch.from_numpy(found).view(len(self), num_classes)
 
     def digest(self) -> str:
         """A fingerprint: equal for equal partitions, on every machine."""
@@ -417,6 +449,6 @@ class Federation:
         return split.everyone.offsets if isinstance(split, Fixed) else offsets_of(self._sizes)
 
     @cached_property
-    def labels(self) -> Tensor:
+    def labels(self) -> Tensor:  # [N], or [N, L]
         """The labels on the host, where plans are drawn."""
-        return self.examples.labels.cpu()
+        return self.examples.wanted(slice(None), self.num_classes).cpu()

@@ -13,7 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedlens.config.options import did_you_mean
 from fedlens.core.federation import PATIENT, Examples
+from fedlens.core.label_sets import unpacked
 
 Pixels = NDArray[np.uint8]
 Column = np.ndarray[Any, Any]
@@ -56,6 +58,25 @@ def demand_labels(labels: Column, where: str) -> None:
         raise ValueError(
             f"{where} has the label {labels.max()}: number classes from 0, up to {MOST_CLASSES:,}"
         )
+
+
+def renumbered(
+    labels: Tensor, names: Sequence[str], wanted: Sequence[str], several: bool, of: tuple[Any, str]
+) -> Tensor:  # [N] -> [N]
+    """Labels of classes called `names`, as `wanted` numbers its own; with `several`, `label_sets`.
+
+    A class that a label has and `wanted` lacks raises a ValueError; `of` says whose data these are,
+    and who lacks it.
+    """
+    rows = unpacked(labels, len(names)) if several else None
+    used = np.unique(labels) if rows is None else rows.any(0).nonzero().flatten()
+    number = {name: k for k, name in enumerate(wanted)}
+    for name in sorted(names[int(k)] for k in used):
+        if name not in number:
+            hint = did_you_mean(name, wanted)
+            raise ValueError(f"{of[0]} has the class {name!r}, which {of[1]} does not have: {hint}")
+    table = torch.tensor([number.get(name, 0) for name in names])
+    return table[labels] if rows is None else (rows << table).sum(1)
 
 
 def mean_and_std(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

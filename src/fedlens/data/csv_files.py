@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from csv import Error, reader
 from pathlib import Path
@@ -13,6 +15,7 @@ import numpy as np
 from fedlens.config.options import did_you_mean, no_column
 from fedlens.config.sections import Count, Share
 from fedlens.core.federation import PATIENT, Dataset, Fit
+from fedlens.core.label_sets import MOST
 from fedlens.data.arrays import Column
 from fedlens.data.class_names import called, is_number, rank
 from fedlens.data.layouts import part_named, refuse_strangers, with_tests
@@ -25,11 +28,15 @@ NEEDED = ("path", "label")
 OPTIONAL = ("client", "lat", "lon", PATIENT, "split")
 LONGEST_HEADER = 1_000_000  # characters
 RANGES = {"lat": 90, "lon": 180}
+logger = logging.getLogger(__name__)
+
+BETWEEN = re.compile("[;|]")  # several labels in one cell
 
 
 class Row(NamedTuple):
     where: str  # "file:line", the beginning of an error message
     cells: Mapping[str, str]
+    labels: Sequence[str]
 
 
 def csv(
@@ -40,6 +47,7 @@ def csv(
     fit: Fit = "stretch",
     channels: Literal[1, 3] = 3,
     client: str | None = None,
+    multi_label: bool = False,
     test_share: Share = TEST_SHARE,
     on_error: OnError = "stop",
     megapixels: float = MEGAPIXELS,
@@ -49,11 +57,15 @@ def csv(
     Paths are relative to the csv file. `split` says train, validation or test; without it a
     fixed share of each class, `test_share`, becomes test, about the same of each client, and all
     images of a patient or none. Another column than `client` may name the clients. All other
-    columns are kept as text. Images are resized to `size` × `size`, as `fit` says; without a size
-    all must be as large as the first. Files that cannot be decoded are named, or left out if
-    `on_error` is "skip". So are images of more than `megapixels`.
+    columns are kept as text. With `multi_label` an image may have several labels, with ; or |
+    between them, or none, and `test_share` is that of all images. Images are resized to `size` ×
+    `size`, as `fit` says; without a size all must be as large as the first. Files that cannot be
+    decoded are named, or left out if `on_error` is "skip". So are images of more than `megapixels`.
     """
-    found = listed_in(source.resolve(path), client)
+    found = listed_in(source.resolve(path), client, multi_label)
+    for joined in [*filter(BETWEEN.search, found.classes)][:1]:
+        told = "%s: %r is taken for one class: if these are several labels, set multi_label = true"
+        logger.warning(told, found.name, joined)
     form = Form(size, channels, fit, megapixels)
     return dataset(found, form, test_share, on_error, source.watch)
 
@@ -68,12 +80,22 @@ def names_clients(file: Path) -> bool:
         return False
 
 
-def listed_in(file: Path, client: str | None = None) -> Found:
-    """The images that a csv file lists. The column `client`, or "client", names the clients."""
-    rows = _rows(file)
-    texts = [row.cells["label"] for row in rows]
-    classes = sorted({*texts}, key=rank if all(map(is_number, texts)) else None)
+def listed_in(file: Path, client: str | None = None, multi_label: bool | None = False) -> Found:
+    """The images that a csv file lists. The column `client`, or "client", names the clients.
+
+    If `multi_label` is None, it is unknown: a cell of labels is taken for one, and may be empty.
+    """
+    rows = _rows(file, multi_label)
+    named = [row.labels for row in rows]
+    texts = {text for some in named for text in some}
+    classes = sorted(texts, key=rank if all(map(is_number, texts)) else None)
     number = {name: i for i, name in enumerate(classes)}
+    if not 0 < len(classes) <= MOST and multi_label:
+        raise ValueError(f"{file}: the images have {len(classes)} labels: give 1 to {MOST}")
+    labels = [
+        sum(1 << number[text] for text in {*some}) if multi_label else number[some[0]]
+        for some in named
+    ]
     columns = _columns(rows)
     if client is not None and client not in columns:
         raise no_column(f"{file}:1: there is", client, columns)
@@ -82,12 +104,13 @@ def listed_in(file: Path, client: str | None = None) -> Found:
         file.stem,
         file.parent,
         [row.cells["path"] for row in rows],
-        [number[text] for text in texts],
+        labels,
         classes,
         parts,
         columns,
         client or ("client" if "client" in columns else None),
         remark,
+        multi_label=bool(multi_label),
     )
 
 
@@ -100,8 +123,9 @@ def _parts(file: Path, rows: Sequence[Row]) -> tuple[Sequence[Part], str | None]
         if what not in parts:
             raise ValueError(f"{file}: no row has split {what}: mark some, or drop the column")
     refuse_strangers(
-        (f"{row.where}: {row.cells['path']}", row.cells["label"], part)
+        (f"{row.where}: {row.cells['path']}", label, part)
         for row, part in zip(rows, parts, strict=True)
+        for label in row.labels
     )
     first: dict[str, int] = {}
     for i, row in enumerate(rows):
@@ -114,7 +138,7 @@ def _parts(file: Path, rows: Sequence[Row]) -> tuple[Sequence[Part], str | None]
     return parts, remark
 
 
-def _rows(file: Path) -> list[Row]:
+def _rows(file: Path, multi_label: bool | None) -> list[Row]:
     """The rows of the file, each of another image that is there."""
     table = csv_table(file, NEEDED, "set path to a csv file in UTF-8", OPTIONAL, strict=True)
     if len({"lat", "lon"} & table[0][1].keys()) == 1:
@@ -124,7 +148,7 @@ def _rows(file: Path) -> list[Row]:
     for line, cells in table:
         where, path = f"{file}:{line}", cells["path"]
         named = {name: called(cell) for name, cell in cells.items()} | {"path": path}
-        for name in (*NEEDED, "client"):
+        for name in ("path", "client", *["label"] * (multi_label is False)):
             if not named.get(name, "-"):
                 raise ValueError(f"{where}: {name} is empty: fill it in or remove the row")
         if (first := seen.setdefault(os.path.normpath(path), line)) != line:
@@ -135,7 +159,10 @@ def _rows(file: Path) -> list[Row]:
             between = ", with / between folders" if "\\" in path else ""
             remedy = f"write paths relative to {file.parent}{between}"
             raise ValueError(f"{where}: there is no file {path!r}: {remedy}")
-        rows.append(Row(where, named))
+        labels = [named["label"]]
+        if multi_label:
+            labels = [*filter(None, map(called, BETWEEN.split(cells["label"])))]
+        rows.append(Row(where, named, labels))
     return rows
 
 

@@ -27,9 +27,9 @@ NEEDED = ("x_train", "y_train", "x_test", "y_test")
 def npz(source: Source, *, path: str) -> Dataset:
     """A NumPy file of x_train, y_train, x_test and y_test.
 
-    Images are uint8 [N, H, W] or [N, H, W, channels], labels whole numbers from 0. Further arrays
-    come in pairs, such as writer_train and writer_test, and become columns; `classes`, if there,
-    names the labels.
+    Images are uint8 [N, H, W] or [N, H, W, channels], labels whole numbers from 0, or rows [N, L]
+    of 0 and 1 for several labels an image. Further arrays come in pairs, such as writer_train and
+    writer_test, and become columns; `classes`, if there, names the labels.
     """
     file = source.resolve(path)
     arrays = load(file, "set path to a .npz")
@@ -37,6 +37,8 @@ def npz(source: Source, *, path: str) -> Dataset:
     if train.images.shape[1:] != test.images.shape[1:]:
         raise ValueError(f"{file}: images of x_train and x_test differ in shape: resize one")
     num_classes = 1 + int(max(train.labels.max(), test.labels.max()))
+    if train.multi_label:
+        num_classes = arrays["y_train"].shape[1]
     names = arrays.get("classes", np.arange(num_classes))
     if names.ndim != 1 or len(names) < num_classes:
         raise ValueError(
@@ -98,10 +100,12 @@ def part(arrays: dict[str, Column], part: str, name: str) -> Examples:
             f"{name}: x_{part} is {pixels.dtype} {list(pixels.shape)}: "
             "expected uint8 [N, H, W] or [N, H, W, 1 or 3]"
         )
-    if labels.dtype.kind not in "iu" or labels.shape != (len(pixels),) or labels.min() < 0:
+    whole = labels.dtype.kind in "iu" and labels.size and labels.min() >= 0
+    rows = labels.ndim == 2 and whole and labels.max() < 2
+    if not whole or len(labels) != len(pixels) or not (labels.ndim == 1 or rows):
         raise ValueError(
-            f"{name}: y_{part} is {labels.dtype} {list(labels.shape)}: "
-            f"expected [{len(pixels)}] whole numbers from 0"
+            f"{name}: y_{part} is {labels.dtype} {list(labels.shape)}: expected [{len(pixels)}] "
+            "whole numbers from 0, or rows of 0 and 1 for several labels an image"
         )
     demand_labels(labels, f"{name}: y_{part}")
     columns = {

@@ -102,6 +102,7 @@ class Found:
     clients: str | None = None  # the column that names the client of each image
     remark: str | None = None  # a message for the user
     opened: Opened = Path  # how to open each of the files
+    multi_label: bool = False  # labels are `label_sets`
 
     @property
     def files(self) -> list[Path]:
@@ -120,12 +121,16 @@ class Found:
         return self.take([i for i, own in enumerate(self.parts) if own == part])
 
     def divided(self, share: float) -> Found:
-        """With test images: a fixed share of each class, and of each client, if none are marked."""
+        """With test images: a fixed share of each class, and of each client, if none are marked.
+
+        Of images with several labels it is a share of all.
+        """
         if "test" in self.parts:
             return self
+        labels = [0] * len(self.labels) if self.multi_label else self.labels
         clients = None if self.clients is None else self.columns[self.clients].tolist()
         names = named_by_patient(self.names, self.columns.get(PATIENT))
-        tests = held_out(names, self.labels, share, clients, self.base)
+        tests = held_out(names, labels, share, clients, self.base)
         return replace(self, parts=["test" if test else "train" for test in tests])
 
 
@@ -157,7 +162,8 @@ def dataset(
         end = first + list(found.parts).count(part)
         if first == end:
             refuse(broken, f"no {'training' if part == 'train' else part} image is left")
-        made[part] = examples(pixels, labels, found.columns, slice(first, end))
+        own = examples(pixels, labels, found.columns, slice(first, end))
+        made[part] = replace(own, multi_label=found.multi_label)
         first = end
     for line in one_class_twice(found.classes):
         logger.warning("%s: %s", found.name, line)

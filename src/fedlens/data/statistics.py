@@ -23,6 +23,7 @@ class Counts:
     """Counts of the examples that the clients of a federation hold in the first round."""
 
     by_class: Tensor  # [K, L] numbers of examples
+    sizes: Tensor  # [K] likewise; examples may have several classes, or none
     num_held: int  # examples that at least one client holds
     num_examples: int  # all examples
     names: Sequence[str] | None  # of the clients, if they have names
@@ -38,14 +39,10 @@ class Counts:
             names, done = some.names, done + len(some)  # clients with names all come in one part
             if watch is not None:
                 watch(done, federation.num_clients)
-        return cls(by_class, int(is_held.sum()), len(is_held), names)
+        return cls(by_class, federation.sizes(0), int(is_held.sum()), len(is_held), names)
 
     def __len__(self) -> int:
         return len(self.by_class)
-
-    @property
-    def sizes(self) -> Tensor:  # [K]
-        return self.by_class.sum(1)
 
 
 def summary(counted: Counts) -> dict[str, Any]:
@@ -83,7 +80,7 @@ def _listed(
 
 def emd_of(holdings: Holdings, labels: Tensor, num_classes: int) -> float:
     """The `emd` of holdings, computed in blocks so that memory does not grow with the clients."""
-    everyone = torch.bincount(labels[holdings.index], minlength=num_classes)
+    everyone = Holdings.of([holdings.index]).label_counts(labels, num_classes)[0]
     parts = torch.split(torch.arange(len(holdings)), BLOCK)
     blocks = (holdings.take(some).label_counts(labels, num_classes).numpy() for some in parts)
     return emd_of_blocks(blocks, everyone.numpy())
@@ -101,8 +98,10 @@ def cross_table(
     width = max((WIDTH - max(map(len, counted.names)) - 12) // len(classes) - 2, 3)
     short = [name if len(name) <= width else f"{name[: width - 1]}…" for name in classes]
     rows = [
-        [name, *map(str, row), str(sum(row))]
-        for name, row in zip(counted.names, counted.by_class.tolist(), strict=True)
+        [name, *map(str, row), str(size)]
+        for name, row, size in zip(
+            counted.names, counted.by_class.tolist(), counted.sizes.tolist(), strict=True
+        )
     ]
     return ["client", *short, "all"], rows
 

@@ -10,9 +10,16 @@ from fedlens.deploy.testing import copies_in_test
 from fedlens.evaluation.measures import measure_name
 from fedlens.evaluation.reliability import HELD_OUT, Calibration
 from fedlens.report.cautions import cautions
-from fedlens.report.holdings import client_header, client_names, client_rows, measured
+from fedlens.report.holdings import (
+    LABELS,
+    client_header,
+    client_names,
+    client_rows,
+    label_rows,
+    measured,
+)
 from fedlens.report.numbers import format_number
-from fedlens.runs.records import CHOSEN_BY, PART_NAMES, Run, read, settings
+from fedlens.runs.records import CHOSEN_BY, PART_NAMES, Run, read, settings, table_in
 from fedlens.storage.reading import printable
 from fedlens.storage.run_files import BEST, MODEL
 
@@ -47,6 +54,7 @@ def card(folder: Path, file: str, kind: str, best: bool = False, client: str | N
         file=file,
         kind=kind,
         classes=classes,
+        several=run.manifest.get("multi_label") is True,
         shape=run.manifest["images"]["shape"],
         dataset=f"{flat['dataset']}: {Path(path).name}" if path else flat["dataset"],
         num_clients=partition.get("num_clients"),
@@ -92,7 +100,8 @@ def _held(partition: dict[str, Any], classes: Sequence[str]) -> list[list[str]]:
     if not isinstance(counts, list) or len(counts) > 40 or len(classes) > 12:
         return []
     called = names or [str(client) for client in range(len(counts))]
-    return [[name, *map(str, row), str(sum(row))] for name, row in zip(called, counts, strict=True)]
+    rows = zip(called, counts, partition["sizes"], strict=True)
+    return [[name, *map(str, row), str(size)] for name, row, size in rows]
 
 
 def _lineage(run: Run, best: bool) -> Iterator[list[str]]:
@@ -121,18 +130,24 @@ def _spans(numbers: Sequence[int]) -> str:
 
 def _quality(run: Run, classes: Sequence[str]) -> dict[str, Any]:
     """What the card says of the accuracies of the last model, by class; empty if unknown."""
-    confusion = run.evaluation.get("confusion")
-    if not isinstance(confusion, list):
+    found, labels = run.evaluation, table_in(run.evaluation, "by_label")
+    confusion = found.get("confusion")
+    if not isinstance(confusion, list) and not labels:
         return {}
+    part = PART_NAMES[str(found.get("part"))]
+    if labels:
+        share = format_number(run.final(measure_name(found["part"], "accuracy")), True)
+        return {
+            "words": f"{_tested(run, part, found['tested'])} All labels are right for {share}.",
+            "header": ["label", *LABELS.values()],
+            "rows": label_rows(labels),
+        }
+    assert isinstance(confusion, list)
     sizes = [sum(row) for row in confusion]
     hits = [row[label] for label, row in enumerate(confusion)]
-    part = PART_NAMES[str(run.evaluation.get("part"))]
-    told = "On the training images: it says nothing of others."
-    if part != "training":
-        told = f"{_tested(run, part, sum(sizes))} The intervals are Wilson's."
     rows = zip(["all", *classes], [sum(hits), *hits], [sum(sizes), *sizes], strict=True)
     return {
-        "words": told,
+        "words": f"{_tested(run, part, sum(sizes))} The intervals are Wilson's.",
         "header": ["class", "images", "accuracy", "95% interval"],
         "rows": [[name, str(n), *measured(hit / n if n else None, n)] for name, hit, n in rows],
     }
@@ -140,6 +155,8 @@ def _quality(run: Run, classes: Sequence[str]) -> dict[str, Any]:
 
 def _tested(run: Run, part: str, count: int) -> str:
     """A sentence on the images it was tested on, with the number of copies of training images."""
+    if part == "training":
+        return "On the training images: it says nothing of others."
     copies = copies_in_test(run.folder, count) if part == "test" else None
     if copies == 0:
         return f"On {count:,} test images. None of these files was trained on."

@@ -103,10 +103,12 @@ class Answer(NamedTuple):
     path: str
     classes: list[tuple[str, float]]  # with their probabilities
     picture: bytes = b""  # a PNG of where the likeliest class is seen, if that was asked for
+    labels: list[str] | None = None  # those it has, if an image may have several
 
     def plain(self) -> dict[str, Any]:
         best = [{"class": name, "probability": share} for name, share in self.classes]
-        return {"path": self.path, "classes": best}
+        labels = {} if self.labels is None else {"labels": self.labels}
+        return {"path": self.path, **labels, "classes": best}
 
     def at_least(self, probability: float) -> str | None:
         """The likeliest class; None if the model is less sure of it than this."""
@@ -118,7 +120,8 @@ class Classifier(nn.Module):
     """Images of bytes in, logits out: the model of a run behind its own preprocessing.
 
     The logits are calibrated, if the run had images for that: their softmax says how often the
-    model is right. `calibration` is what is known of this.
+    model is right. `calibration` is what is known of this. With `multi_label` an image may have
+    several of the classes.
     """
 
     def __init__(
@@ -127,39 +130,51 @@ class Classifier(nn.Module):
         preprocessing: Preprocessing,
         classes: Sequence[str],
         calibration: Calibration | None = None,
+        multi_label: bool = False,
     ) -> None:
         super().__init__()
         self.module, self.preprocessing, self.classes = module, preprocessing, tuple(classes)
-        self.calibration = calibration
+        self.calibration, self.multi_label = calibration, multi_label
 
     def forward(self, images: Tensor) -> Tensor:  # [N, channels, H, W] uint8 -> [N, L]
         """The logits of the classes; a model may have more outputs, which are left out."""
         logits: Tensor = self.module(self.preprocessing(images))[:, : len(self.classes)]
         return logits if self.calibration is None else logits / self.calibration.temperature
 
+    def probabilities(self, logits: Tensor) -> Tensor:  # [N, L] both
+        """Of the classes: their softmax, or the sigmoid of each if an image may have several."""
+        return logits.sigmoid() if self.multi_label else logits.softmax(1)
+
     def predict(self, paths: Iterable[str | Path], top: int = 1) -> Iterator[Answer]:
-        """The `top` classes of each image file, in order."""
+        """The `top` classes of each image file, in order; all, if an image may have several."""
         return self.answers(((path, self.preprocessing.read(path)) for path in paths), top)
 
     @torch.no_grad()
     def answers(
-        self, images: Iterable[tuple[str | Path, Tensor]], top: int = 1, explain: bool = False
+        self,
+        images: Iterable[tuple[str | Path, Tensor]],
+        top: int = 1,
+        explain: bool = False,
+        threshold: float = 0.5,
     ) -> Iterator[Answer]:
         """The same as `predict` for images that `preprocessing.read` has read, with their paths.
 
-        With `explain`, answers have a picture of where the likeliest class is seen.
+        With `explain`, answers have a picture of where the likeliest class is seen. If an image may
+        have several labels, it has those whose probability is above `threshold`.
         """
         if top < 1:
             raise ValueError(f"top is {top}: choose 1 or more")
+        most = len(self.classes) if self.multi_label else min(top, len(self.classes))
         for paths, pixels, logits in self.logits(images):
-            best = logits.softmax(1).topk(min(top, len(self.classes)), dim=1)
+            best = self.probabilities(logits).topk(most, dim=1)
             pictures = [b""] * len(paths)
             if explain:
                 heat = heat_maps(self.module, self.preprocessing(pixels), best.indices[:, 0])
                 pictures = list(map(picture, pixels.cpu(), heat.cpu()))
             for path, shown, *found in zip(paths, pictures, *map(Tensor.tolist, best), strict=True):
                 named = [(self.classes[k], share) for share, k in zip(*found, strict=True)]
-                yield Answer(str(path), named, shown)
+                labels = [name for name, share in named if share > threshold]
+                yield Answer(str(path), named, shown, labels if self.multi_label else None)
 
     @torch.no_grad()
     def logits(
@@ -231,8 +246,9 @@ def load(
             "give the module that the run trained"
         ) from error
     known = read_json(folder / EVALUATION) if client is None else None  # of the common model
-    calibration = Calibration.of(known or {}, file.name)
-    return Classifier(module.float(), preprocessing, [*map(str, classes)], calibration).eval()
+    calibration, several = Calibration.of(known or {}, file.name), manifest.get("multi_label")
+    names = [*map(str, classes)]
+    return Classifier(module.float(), preprocessing, names, calibration, several is True).eval()
 
 
 def _preprocessing(about: Mapping[str, Any]) -> Preprocessing:

@@ -43,15 +43,15 @@ class Probabilities(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:  # [N, channels, H, W] uint8 -> [N, L]
         logits: Tensor = self.classifier(images)
-        return logits.softmax(1)
+        return self.classifier.probabilities(logits)
 
 
 def export(classifier: Classifier, out: Path, kind: Format) -> float | None:
     """Write the model; return how far its probabilities were from PyTorch's, on real images.
 
     ONNX and TorchScript files take bytes of any size and return probabilities: the graph resizes,
-    normalises and applies the softmax. A safetensors file has the tensors alone, and metadata that
-    say how images are prepared. It cannot be run, so None is returned.
+    normalises and applies the softmax or sigmoid. A safetensors file has the tensors alone, and
+    metadata that say how images are prepared. It cannot be run, so None is returned.
     """
     model = Probabilities(classifier).eval()
     if kind == "safetensors":
@@ -95,6 +95,7 @@ def _tensors(classifier: Classifier) -> bytes:
     from safetensors.torch import save
 
     said = {"classes": classifier.classes, **vars(classifier.preprocessing)}
+    said["probabilities"] = "sigmoid" if classifier.multi_label else "softmax"
     if classifier.calibration is not None:
         said["temperature"] = classifier.calibration.temperature
     tensors = {name: t.contiguous() for name, t in classifier.module.state_dict().items()}

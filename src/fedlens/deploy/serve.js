@@ -22,7 +22,8 @@ function show(card, found) {
     return;
   }
   const best = found.classes[0].class;
-  title.textContent += ": " + (found.answer === null ? "unsure" : best);
+  const said = found.labels ? found.labels.join(", ") || "none" : best;
+  title.textContent += ": " + (found.answer === null ? "unsure" : said);
   if (found.heat_map) picture(card, found.heat_map, "Orange: what speaks for " + best);
   const list = add(card, "dl");
   for (const one of found.classes) {

@@ -100,6 +100,7 @@ def _page(classifier: Classifier, name: str, abstain: float | None, told: Sequen
     text = environment.get_template("serve.html.jinja").render(
         name=name,
         classes=classifier.classes,
+        several=classifier.multi_label,
         calibrated=classifier.calibration is not None,
         abstain=abstain,
         told=told,

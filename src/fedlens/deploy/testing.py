@@ -10,14 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlens.config.options import Named, did_you_mean
+from fedlens.config.options import Named
+from fedlens.core.label_sets import unpacked
+from fedlens.data.arrays import renumbered
 from fedlens.data.csv_files import listed_in
 from fedlens.data.folders import class_layout, laid_out
 from fedlens.data.pictures import PARTS, TEST_SHARE, Found, Undecodable, refuse
 from fedlens.deploy.classifier import Classifier, image_files
 from fedlens.deploy.drift import MOST, Seen, drift, features_of
 from fedlens.evaluation.intervals import FEWEST, wilson
-from fedlens.evaluation.metrics import Tally, metrics
+from fedlens.evaluation.metrics import Tally, from_logits, is_right, metrics, of_labels
 from fedlens.runs.manifest import demand_there
 from fedlens.storage.reading import digest_of, expanded
 from fedlens.storage.run_files import read_experiment
@@ -44,15 +46,13 @@ def tested_on(
     compared with the run's own, which is all that is said of images that are not `labelled`.
     `watch` is a callback with the number of images that are done, and their total.
     """
-    found = _found(place, classifier.classes) if labelled else _unlabelled(place)
+    found = _found(place, classifier) if labelled else _unlabelled(place)
     found = found.of("test") if "test" in found.parts else found
-    number = {name: label for label, name in enumerate(classifier.classes)}
-    for name in found.classes if labelled else ():
-        if name not in number:
-            hint = did_you_mean(name, classifier.classes)
-            raise ValueError(
-                f"{place} has the class {name!r}, which the model does not have: {hint}"
-            )
+    several, classes = classifier.multi_label, classifier.classes
+    labels = torch.tensor(found.labels)
+    if labelled:
+        labels = renumbered(labels, found.classes, classes, several, (place, "the model"))
+        labels = unpacked(labels, len(classes)) if several else labels
     broken: list[Undecodable] = []
     seen, logits = _seen(classifier, found.files, broken, watch)
     refuse(broken)  # it names all of them
@@ -61,15 +61,21 @@ def tested_on(
     about: dict[str, Any] = {"data": str(place), "images": len(logits)}
     trained_on = torch.tensor(_in_both(found.files, known.train))
     if labelled:
-        labels = torch.tensor([number[found.classes[label]] for label in found.labels])
-        correct = logits.argmax(1) == labels
-        about |= {**_share(correct), **metrics(Tally.of(logits, labels, len(number)))}
+        correct, tally = is_right(logits, labels), Tally.of(logits, labels, len(classes))
+        values = from_logits([], logits, labels)
+        about |= {**_share(correct), **metrics(tally)}
+        about |= {name: float(value.nanmean()) for name, value in values.items()}
         if trained_on.any():
             about |= {
                 "trained_on": _share(correct[trained_on]),
                 "new": _share(correct[~trained_on]),
             }
-        about["by_class"] = {name: _share(correct[labels == k]) for name, k in number.items()}
+        if several:
+            about["by_label"] = of_labels(tally, values, classes)
+        else:
+            about["by_class"] = {
+                name: _share(correct[labels == k]) for k, name in enumerate(classes)
+            }
         if sites:
             about["by_client"] = {name: _share(correct[own]) for name, own in sites.items()}
     if len(known.test) >= FEWEST and not trained_on.all():
@@ -94,7 +100,7 @@ def _seen(
     if not batches:
         refuse(broken)
     logits = torch.cat(batches)
-    return Seen(torch.cat(features), logits.softmax(1).amax(1)), logits
+    return Seen(torch.cat(features), classifier.probabilities(logits).amax(1)), logits
 
 
 def _some(files: Sequence[Path]) -> Sequence[Path]:
@@ -141,7 +147,7 @@ def _divided(run: Path) -> Found:
     place, options = run / expanded(str(given.options.get("path"))), given.options
     demand_there(place, "dataset.path", run)
     if given.name == "csv":
-        found = listed_in(place, options.get("client"))
+        found = listed_in(place, options.get("client"), options.get("multi_label", False))
     else:
         found = laid_out(place, options.get("layout"))
     return found.divided(options.get("test_share", TEST_SHARE))
@@ -161,9 +167,11 @@ def _share(correct: Tensor) -> dict[str, Any]:  # [n] bool
     return {"images": count, "accuracy": share, "interval": list(wilson(share or 0.0, count))}
 
 
-def _found(place: Path, classes: Sequence[str]) -> Found:
-    if place.is_dir():
-        return laid_out(place, class_layout(place, classes))
+def _found(place: Path, classifier: Classifier) -> Found:
     if place.suffix == ".csv" and place.is_file():
-        return listed_in(place)
+        return listed_in(place, multi_label=classifier.multi_label)
+    if classifier.multi_label:
+        raise ValueError(f"{place} is no csv file, which can say that images have several labels")
+    if place.is_dir():
+        return laid_out(place, class_layout(place, classifier.classes))
     raise ValueError(f"{place} is not a folder or csv file of images: name one that exists")

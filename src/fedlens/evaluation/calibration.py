@@ -50,11 +50,11 @@ def temperature(logits: Tensor, labels: Tensor) -> float:  # [N, L], [N]
 def calibration(setup: Setup, engine: Engine, model: Tree) -> Calibration | None:
     """The temperature of a model and its reliability before and after.
 
-    None if no examples are held out. What is said of calibrated probabilities is honest: those of
-    one half of the examples have the temperature of the other half.
+    None if no examples are held out, or if they may have several labels. What is said of calibrated
+    probabilities is honest: those of one half of the examples have the temperature of the other.
     """
     found = _held_out(setup)
-    if found is None:
+    if found is None or setup.dataset.multi_label:
         return None
     whose, examples, index = found
     index = index[:: -(-len(index) // MOST)].to(examples.labels.device)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -26,7 +27,9 @@ from fedlens.evaluation.metrics import (
     chosen,
     from_counts,
     from_logits,
+    is_right,
     metrics,
+    of_labels,
     spread,
 )
 from fedlens.rounds import State
@@ -68,6 +71,8 @@ class Details(NamedTuple):
     confusion: Tensor | None  # [L, L + 1] true label, prediction; the last column is "no label"
     client_accuracy: Tensor | None  # [K] on each client's test examples
     client_tested: Tensor | None  # [K] number of these examples
+    tested: int | None = None  # examples, if they may have several labels
+    by_label: dict[str, dict[str, float]] | None = None  # likewise
 
     def plain(self) -> dict[str, Any]:
         """The fields that are present, ready for JSON."""
@@ -79,7 +84,7 @@ class Measured(NamedTuple):
     """What was measured on a part of the data."""
 
     tally: Tally
-    chosen: dict[str, Tensor]  # [] each, from logits
+    chosen: dict[str, Tensor]  # from logits: [] each, or [L] of several labels an image
 
 
 Unread = tuple[dict[str, Measured], Tensor | None]
@@ -119,17 +124,19 @@ class Evaluation:
     def _counted(self) -> Unread:
         setup, engine, state, tell = self.setup, self.engine, self.state, self.tell
         loss, num_classes = setup.program.algorithm.objective.loss, setup.dataset.num_classes
-        keep_logits = any(metric.reads_logits for metric in self.metrics)
+        reads_logits = any(metric.reads_logits for metric in self.metrics)
         measured, answers = {}, {}
         done, total = 0, sum(map(len, setup.parts.values()))
         for part, examples in setup.parts.items():
             # A recorder may keep this function: it holds no Evaluation, so no model.
             told = lambda count, before=done: tell(before + count, total)  # noqa: E731
-            found = answer(engine, state, examples, num_classes, loss, keep_logits, told)
+            keep = reads_logits or examples.multi_label
+            found = answer(engine, state, examples, num_classes, loss, keep, told)
             done += len(examples)
             values = {}
             if found.logits is not None:  # the next evaluation may overwrite them
-                values = from_logits(self.metrics, found.logits, examples.labels)
+                labels = examples.wanted(slice(None), num_classes)
+                values = from_logits(self.metrics, found.logits, labels)
             measured[part] = Measured(found.tally, values)
             answers[part] = found.correct
         correct, tests = None, setup.client_tests
@@ -141,7 +148,7 @@ class Evaluation:
         return measured, correct
 
     def _values(self, tally: Tally, chosen: dict[str, Tensor]) -> dict[str, float]:
-        read = {name: float(value) for name, value in chosen.items()}
+        read = {name: float(value.nanmean()) for name, value in chosen.items()}
         return metrics(tally) | from_counts(self.metrics, tally) | read
 
     def intervals(
@@ -156,8 +163,8 @@ class Evaluation:
                 examples, loss = setup.parts[part], setup.program.algorithm.objective.loss
                 _, _, kept = answer(self.engine, self.state, examples, num_classes, loss, True)
                 assert kept is not None, "they were to be kept"
-                logits, labels = kept.clone(), examples.labels
-                losses = loss(logits.unsqueeze(0), labels.unsqueeze(0)).squeeze(0)
+                logits, labels = kept.clone(), examples.wanted(slice(None), num_classes)
+                losses = loss(logits.unsqueeze(0), examples.labels.unsqueeze(0)).squeeze(0)
 
                 def measured(drawn: Tensor) -> dict[str, float]:
                     drawn = drawn.to(labels.device)
@@ -208,7 +215,12 @@ class Evaluation:
             found |= {f"client_accuracy_{key}": v for key, v in spread(by_client, tested).items()}
         if primary is None:
             return found, Details(None, None, by_client, tested)
-        return found, Details(primary, measured[primary].tally.confusion, by_client, tested)
+        tally, chosen_ones = measured[primary]
+        if tally.confusion.ndim == 2:
+            return found, Details(primary, tally.confusion, by_client, tested)
+        about = of_labels(tally, chosen_ones, self.setup.dataset.classes)
+        num_tested = int(tally.confusion[0].sum())
+        return found, Details(primary, None, by_client, tested, num_tested, about)
 
 
 def evaluate(
@@ -232,17 +244,17 @@ def answer(
     batches = [slice(start, start + batch) for start in range(0, len(examples), batch)]
 
     def tally(model: Tree) -> Answers:
-        total, correct = Tally.zero(num_classes, examples.labels.device), []
-        kept = []
+        tallies, correct, kept = [], [], []
         for which, logits in zip(batches, engine.predict(model, examples, batches), strict=True):
-            labels = examples.labels[which]
-            losses = loss(logits.unsqueeze(0), labels.unsqueeze(0)).squeeze(0)
-            total = total + Tally.of(logits, labels, num_classes, losses)
-            correct.append(logits.argmax(1) == labels)
+            labels = examples.wanted(which, num_classes)
+            losses = loss(logits.unsqueeze(0), examples.labels[which].unsqueeze(0)).squeeze(0)
+            tallies.append(Tally.of(logits, labels, num_classes, losses))
+            correct.append(is_right(logits, labels))
             if keep_logits:
                 kept.append(logits.detach())
             tell(min(which.stop, len(examples)))
-        return Answers(total, torch.cat(correct), torch.cat(kept) if kept else None)
+        found = torch.cat(kept) if kept else None
+        return Answers(reduce(add, tallies), torch.cat(correct), found)
 
     key = "evaluate", id(examples), num_classes, loss, keep_logits
     return _recorded(engine, key, tally, state.params | state.buffers)
@@ -264,7 +276,7 @@ def correct_answers(setup: Setup, engine: Engine, state: State) -> Tensor:  # [n
     answers = engine.predict_each(own, examples, rows, batch_of(engine, examples))
     found = [rows[0].new_zeros(0, dtype=torch.bool)]
     for which, logits in zip(rows, answers, strict=True):
-        found.append(logits.argmax(1) == examples.labels[which])
+        found.append(is_right(logits, examples.wanted(which, logits.shape[1])))
     return torch.cat(found)
 
 
@@ -283,7 +295,7 @@ def judge(engine: Engine, examples: Examples, index: Tensor) -> Callable[[Tree],
     def judge(model: Tree) -> Tensor:  # [n] bool
         found = [index.new_zeros(0, dtype=torch.bool)]
         for some, logits in zip(batches, engine.predict(model, examples, batches), strict=True):
-            found.append(logits.argmax(1) == examples.labels[some])
+            found.append(is_right(logits, examples.wanted(some, logits.shape[1])))
         return torch.cat(found)
 
     return judge

@@ -16,7 +16,7 @@ PARTS = ("test", "validation", "train")
 OF_PART = ("loss", "accuracy", "top5", "precision", "recall", "f1", "classes_predicted")
 """What `metrics.metrics` measures on a part; `measure_name` gives the names for that part."""
 
-CHOSEN = ("balanced_accuracy", "kappa", "auroc", "ece")
+CHOSEN = ("balanced_accuracy", "kappa", "auroc", "average_precision", "ece")
 """What a part is measured by if it is chosen. User-defined metrics have no best value."""
 
 OVER_CLIENTS = ("mean", "std", "min", "p10", "median", "max", "worst_decile", "jain", "weighted")

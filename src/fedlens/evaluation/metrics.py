@@ -4,12 +4,15 @@
 one argument receives the counts [L, L + 1]: true label, prediction; the last column is "no label".
 One with two arguments receives the logits [N, outputs] and labels [N] of all examples, on the
 device of the evaluation. Both return one number, as a float or a tensor.
+
+Where images may have several labels, labels are [N, L] instead: 1 for each label of an image, and 0
+for the others. Logits above 0 then say that an image has a label.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from inspect import Parameter, signature
 from typing import Any
 
@@ -25,6 +28,7 @@ from fedlens.config.sections import Count
 from fedlens.core.federation import Holdings
 from fedlens.storage.reading import shortened
 
+RANKS = "auroc", "average_precision"  # always measured where images may have several labels
 BINS = 15  # bins of confidence, for `ece`
 EACH = 4  # examples per class on which metrics are tried
 
@@ -33,24 +37,21 @@ EACH = 4  # examples per class on which metrics are tried
 class Tally:
     """Counts of a model's predictions on some examples. Tallies of batches are added with +."""
 
-    confusion: Tensor  # [L, L + 1] int64: true label, prediction; the last column is "no label"
+    confusion: Tensor
+    """[L, L + 1] int64: true label, prediction; the last column is "no label". Of several labels an
+    image [L, 2, 2]: for each whether images have it, and whether the model says so."""
+    right: Tensor  # [] int64: how often the prediction was right, for all labels of an image
     top5: Tensor  # [] int64: how often the label was among the five largest logits
     loss: Tensor  # [] float64, summed
-
-    @classmethod
-    def zero(cls, num_classes: int, device: torch.device) -> Tally:
-        """The tally of no examples."""
-        count = torch.zeros(num_classes, num_classes + 1, dtype=torch.int64, device=device)
-        return cls(count, count.new_zeros(()), count.new_zeros((), dtype=torch.float64))
 
     @classmethod
     def of(
         cls, logits: Tensor, labels: Tensor, num_classes: int, losses: Tensor | None = None
     ) -> Tally:
-        """The tally of logits [..., outputs] for labels [...], without device synchronisation.
+        """The tally of logits [N, outputs] for labels [N] or [N, L], without synchronisation.
 
         A model may have more outputs than there are classes: predicting an extra one is wrong.
-        `losses` [...], one per example, are cross-entropies by default.
+        `losses` [N] are cross-entropies by default.
         """
         outputs = logits.shape[-1]
         if outputs < num_classes:
@@ -58,54 +59,85 @@ class Tally:
                 f"a model with {outputs} outputs cannot tell {num_classes} classes apart: "
                 f"give it {num_classes} outputs"
             )
-        logits = logits.detach().reshape(-1, outputs)
-        labels = labels.reshape(-1)
+        logits = logits.detach()
+        right = is_right(logits, labels).sum()
         if losses is None:
-            wide = torch.promote_types(logits.dtype, torch.float32)
-            losses = F.cross_entropy(logits.to(wide), labels, reduction="none")
+            wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            if labels.ndim == 1:
+                losses = F.cross_entropy(wide, labels, reduction="none")
+            else:
+                wanted = labels.to(wide)
+                losses = F.binary_cross_entropy_with_logits(wide, wanted, reduction="none").mean(1)
+        loss = losses.detach().sum(dtype=torch.float64)
+        if labels.ndim == 2:
+            cell = 4 * torch.arange(num_classes, device=logits.device) + 2 * labels + (logits > 0)
+            return cls(_counts(cell, num_classes, 2, 2), right, torch.zeros_like(right), loss)
         best = logits.topk(min(5, num_classes), dim=1).indices
         predicted = logits.argmax(1).clamp(max=num_classes)
-        zero = cls.zero(num_classes, logits.device)
-        cell = labels * (num_classes + 1) + predicted
-        counts = zero.confusion.view(-1).index_add(0, cell, torch.ones_like(cell))
-        return cls(
-            counts.view_as(zero.confusion),
-            (best == labels[:, None]).sum(),
-            losses.detach().sum(dtype=torch.float64),
-        )
+        counts = _counts(labels * (num_classes + 1) + predicted, num_classes, num_classes + 1)
+        return cls(counts, right, (best == labels[:, None]).sum(), loss)
 
     def __add__(self, other: Tally) -> Tally:
-        return Tally(
-            self.confusion + other.confusion, self.top5 + other.top5, self.loss + other.loss
-        )
+        return Tally(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    @property
+    def by_label(self) -> tuple[Tensor, Tensor, Tensor]:  # [L] each, float64
+        """How often a label was found where it is, how often it is there, and how often found."""
+        counts = self.confusion.cpu().to(torch.float64)
+        if counts.ndim == 3:
+            return counts[:, 1, 1], counts[:, 1].sum(1), counts[:, :, 1].sum(1)
+        return counts.diagonal(), counts.sum(1), counts.sum(0)[:-1]
+
+
+def _counts(cells: Tensor, *shape: int) -> Tensor:
+    """How often each cell of a table is named."""
+    cells, zero = cells.flatten(), cells.new_zeros(shape)
+    return zero.view(-1).index_add(0, cells, torch.ones_like(cells)).view(shape)
+
+
+def is_right(logits: Tensor, labels: Tensor) -> Tensor:  # [N, outputs], [N] or [N, L] -> [N] bool
+    """Whether a model is right about an image: about each of its labels, if it may have several."""
+    return logits.argmax(1) == labels if labels.ndim == 1 else ((logits > 0) == labels).all(1)
 
 
 def metrics(tally: Tally) -> dict[str, float]:
     """Loss, accuracy, top-5 accuracy, macro precision, recall and F1, and classes predicted.
 
-    Macro averages are over the classes that occur among the labels or the predictions, as in
-    scikit-learn; a class that was never predicted has precision 0, one without examples recall 0.
+    Where images may have several labels, accuracy is the share of images of which all labels are
+    right, and there is no top-5 accuracy. Macro averages are over the classes that occur among the
+    labels or the predictions, as in scikit-learn; a class that was never predicted has precision 0,
+    one without examples recall 0.
     """
-    confusion = tally.confusion.cpu().to(torch.float64)
-    count = confusion.sum()
+    several = tally.confusion.ndim == 3
+    count = tally.confusion[0].sum() if several else tally.confusion.sum()
     if count == 0:
         raise ValueError("no examples to measure on: give the test set at least one")
-    hits = confusion.diagonal()
-    labelled, predicted = confusion.sum(1), confusion.sum(0)[:-1]
+    hits, labelled, predicted = tally.by_label
     occurs = labelled + predicted > 0
 
     def macro(part: Tensor, whole: Tensor) -> float:
         return float((part / whole.clamp(min=1))[occurs].mean())
 
     return {
-        "loss": float(tally.loss.cpu() / count),
-        "accuracy": float(hits.sum() / count),
-        "top5": float(tally.top5.cpu() / count),
+        "loss": float(tally.loss / count),
+        "accuracy": float(tally.right.double() / count),
+        **({} if several else {"top5": float(tally.top5.double() / count)}),
         "precision": macro(hits, predicted),
         "recall": macro(hits, labelled),
         "f1": macro(2 * hits, labelled + predicted),
         "classes_predicted": int((predicted > 0).sum()),
     }
+
+
+def of_labels(
+    tally: Tally, from_logits: dict[str, Tensor], names: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """How many images have each label, and how well it is found; NaN if that is unknown."""
+    hits, labelled, predicted = tally.by_label
+    found = {"images": labelled.long(), "f1": 2 * hits / (labelled + predicted)}
+    found |= {name: value for name, value in from_logits.items() if value.ndim}
+    rows = zip(*(value.tolist() for value in found.values()), strict=True)
+    return {name: dict(zip(found, row, strict=True)) for name, row in zip(names, rows, strict=True)}
 
 
 def accuracy_by_client(correct: Tensor, holdings: Holdings) -> Tensor:  # [n] -> [K] float64
@@ -191,12 +223,15 @@ def chosen(experiment: Experiment) -> list[Metric]:
     return [Metric.of(named) for named in experiment.evaluate.metrics]
 
 
-def try_out(metrics: Sequence[Metric], logits: Tensor, num_classes: int) -> None:
+def try_out(
+    metrics: Sequence[Metric], logits: Tensor, num_classes: int, several: bool = False
+) -> None:
     """Call metrics before training, on synthetic outputs of the dtype and width of `logits`."""
     count, outputs = EACH * num_classes, logits.shape[1]
     numbers = torch.arange(count * outputs, device=logits.device).sin().to(logits.dtype)
     made_up = numbers.view(count, outputs)
     labels = torch.arange(count, device=logits.device) % num_classes
+    labels = F.one_hot(labels, num_classes) if several else labels
     from_counts(metrics, Tally.of(made_up, labels, num_classes))
     from_logits(metrics, made_up, labels)
 
@@ -208,9 +243,15 @@ def from_counts(metrics: Sequence[Metric], tally: Tally) -> dict[str, float]:
 
 
 def from_logits(metrics: Sequence[Metric], logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """The values of the metrics that read logits. Only user-defined ones may synchronise."""
+    """The values of the metrics that read logits. Only user-defined ones may synchronise.
+
+    Where images may have several labels, two more are always there, with a value for each: [L].
+    """
     with torch.no_grad():
-        return {one.name: one(logits, labels) for one in metrics if one.reads_logits}
+        found = {one.name: one(logits, labels) for one in metrics if one.reads_logits}
+        if labels.ndim == 2:
+            found |= zip(RANKS, _ranks(logits, labels), strict=True)
+        return found
 
 
 def balanced_accuracy(counts: Tensor) -> Tensor:
@@ -234,18 +275,36 @@ def auroc(logits: Tensor, labels: Tensor) -> Tensor:
     A class is ranked by its probability. One that has no examples, or all, is left out. With two
     classes both have the same area, so it is that of the second.
     """
+    return _ranks_of_classes(logits, labels)[0]
+
+
+def average_precision(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean precision at the examples of a class, ranked by its probability, over classes.
+
+    That is mAP: precision at an example is the share of the class among those ranked as high as it
+    or higher. A class without examples is left out.
+    """
+    return _ranks_of_classes(logits, labels)[1]
+
+
+def _ranks_of_classes(logits: Tensor, labels: Tensor) -> Tensor:  # [2], of `_ranks`
+    """One class after the other: there may be many."""
     scores = logits.double().log_softmax(1)
-    areas = []
-    for label in range(scores.shape[1]):
-        score, positive = scores[:, label].contiguous(), labels == label
-        ordered = score.sort().values
-        # Equal scores share their mean rank.
-        below, upto = (torch.searchsorted(ordered, score, right=right) for right in (False, True))
-        rank = (below + upto + 1).double() / 2
-        num = positive.sum().double()
-        above = (rank * positive).sum() - num * (num + 1) / 2
-        areas.append(above / (num * (len(labels) - num)))  # 0 / 0 if it has none or all: left out
-    return torch.stack(areas).nanmean()
+    each = [_ranks(scores[:, [k]], (labels == k)[:, None]) for k in range(scores.shape[1])]
+    return torch.cat(each, 1).nanmean(1)
+
+
+def _ranks(scores: Tensor, labels: Tensor) -> Tensor:  # [N, L] both -> [2, L] float64
+    """The AUROC and the average precision of each label; NaN where there is none."""
+    score, positive = (t.T.contiguous() for t in (scores.double(), labels.bool()))
+    count, num = len(labels), positive.sum(1).double()
+    ordered, own = (t.sort().values for t in (score, score.where(positive, -torch.inf)))
+    # Equal scores share their mean rank.
+    below, upto = (torch.searchsorted(ordered, score, right=right) for right in (False, True))
+    rank = (below + upto + 1).double() / 2
+    area = ((rank * positive).sum(1) - num * (num + 1) / 2) / (num * (count - num))
+    precision = (count - torch.searchsorted(own, score)).double() / (count - below)
+    return torch.stack([area, precision.where(positive, 0.0).sum(1) / num])
 
 
 def ece(logits: Tensor, labels: Tensor, *, bins: Count = BINS) -> Tensor:

@@ -33,7 +33,8 @@ def keep(
     """
     data, place = terms.content.data, place_of(home, terms.hash)
     stated = {"classes": list(data.classes), "shape": list(data.shape), "fit": data.fit}
-    dataset = Named("at-sites", stated)
+    several = {"multi_label": True} if data.multi_label else {}
+    dataset = Named("at-sites", stated | several)
     described = replace(experiment, dataset=dataset, evaluate=Evaluate(on=()))
     tensors = merged(model)
     manifest = {
@@ -41,6 +42,7 @@ def keep(
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "parameters": sum(tensor.numel() for tensor in tensors.values()),
         "classes": list(data.classes),
+        **several,
         "images": as_prepared(data.shape, data.mean, data.std, data.fit),
     }
     write_atomically(place / EXPERIMENT, described.toml().encode())

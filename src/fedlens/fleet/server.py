@@ -35,7 +35,7 @@ from fedlens.runs.result import Result
 from fedlens.runs.run import reopen, start, write_partition
 from fedlens.setup import Setup
 from fedlens.setup.algorithm import check_schedules, make_algorithm
-from fedlens.setup.data import ClientTests, load_dataset
+from fedlens.setup.data import ClientTests, dataset_of
 from fedlens.setup.devices import own_threads
 from fedlens.setup.network import make_network
 from fedlens.storage import free_memory
@@ -357,7 +357,7 @@ def run_job(job: Job, connect: Connect, tell: Notify, watch: Watch | None = None
                 f"{out} was started with another {changed[0]}: leave the change out, or choose "
                 "another --out for a run of its own"
             )
-    dataset = load_dataset(experiment.dataset, Path(job.data) if job.data else None)
+    dataset = dataset_of(experiment, Path(job.data) if job.data else None)
     terms = _terms(job, experiment, dataset)
     roster = partial(expected, job, terms)
     status = Status(Path(job.home or out), terms.hash, str(out), experiment.rounds)

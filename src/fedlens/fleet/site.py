@@ -26,6 +26,7 @@ from fedlens.core import Facts, Memory, Tree, keys
 from fedlens.core.federation import Examples, Holdings
 from fedlens.core.trees import in_order, map_tensors, moved
 from fedlens.engines import Sequential, Stacked
+from fedlens.evaluation.metrics import is_right
 from fedlens.fleet import CACHE, STAGES, final, payload
 from fedlens.fleet.account import Account, mark
 from fedlens.fleet.approvals import Approval, Approvals, Offer
@@ -224,7 +225,8 @@ class Site:
         correct, index = 0, task.tested.index
         for some in torch.split(index, 500):
             logits = task.network.predict(model, {}, task.examples.read(some))
-            correct += int((logits.argmax(1) == task.examples.labels[some]).sum())
+            wanted = task.examples.wanted(some, len(task.terms.classes))
+            correct += int(is_right(logits, wanted).sum())
         return Reply({"correct": correct, "held_out": len(index)}, {})
 
     def _keep(self, order: Mapping[str, Any], tensors: Tree) -> Reply:
@@ -440,7 +442,8 @@ class Task:
 
     @cached_property
     def facts(self) -> Facts:
-        counts = self.holdings.label_counts(self.examples.labels, len(self.terms.classes))
+        count = len(self.terms.classes)
+        counts = self.holdings.label_counts(self.examples.wanted(slice(None), count), count)
         return Facts(self.holdings.sizes, counts)
 
     @cached_property

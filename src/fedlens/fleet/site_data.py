@@ -14,10 +14,10 @@ from zipfile import ZipFile, is_zipfile
 import numpy as np
 import torch
 
-from fedlens.config.options import check, did_you_mean
+from fedlens.config.options import check
 from fedlens.core.federation import Examples
 from fedlens.data import numpy_files
-from fedlens.data.arrays import Column, Pixels
+from fedlens.data.arrays import Column, Pixels, renumbered
 from fedlens.data.class_names import called
 from fedlens.data.csv_files import listed_in
 from fedlens.data.folders import listed_by_class
@@ -79,14 +79,18 @@ def site_examples(
     """
     place = None if cache is None else cache / _fingerprint(data, terms, without)
     pixels, labels = kept(place, ["images", "labels"], lambda: _read(data, terms, without))
-    return Examples(torch.from_numpy(pixels).permute(0, 3, 1, 2), torch.from_numpy(labels))
+    images, several = torch.from_numpy(pixels).permute(0, 3, 1, 2), terms.content.data.multi_label
+    return Examples(images, torch.from_numpy(labels), multi_label=several)
 
 
-def _listed(data: Path, without: Collection[str] = ()) -> Found | None:
+def _listed(
+    data: Path, without: Collection[str] = (), multi_label: bool | None = None
+) -> Found | None:
     """The image files of a folder, or those to train on of a csv file; None for other data."""
     if not data.is_dir() and data.suffix != ".csv":
         return None
-    found = listed_by_class(data) if data.is_dir() else listed_in(data).of("train")
+    listed = listed_by_class(data) if data.is_dir() else listed_in(data, None, multi_label)
+    found = listed.of("train")
     return found.take([i for i, name in enumerate(found.names) if name not in without])
 
 
@@ -159,18 +163,19 @@ def write_site(path: Path, held: Examples, classes: Sequence[str]) -> None:
     images = held.read(slice(None)).permute(0, 2, 3, 1)
     if images.dtype is not torch.uint8:
         raise ValueError("a site's file holds images of uint8: give the data set as pixels")
-    names = np.array(list(classes))
-    np.savez(path, x_train=images.numpy(), y_train=held.labels.numpy(), classes=names)
+    names, labels = np.array(list(classes)), held.wanted(slice(None), len(classes))
+    np.savez(path, x_train=images.numpy(), y_train=labels.numpy(), classes=names)
 
 
 def _read(data: Path, terms: Terms, without: Collection[str]) -> tuple[Pixels, Column]:
     channels, height, width = terms.shape
-    if (listed := _listed(data, without)) is not None:
+    several = terms.content.data.multi_label
+    if (listed := _listed(data, without, several)) is not None:
         size = height if height == width else None
         form = Form(size, channels, terms.content.data.fit)
         pixels, broken = decode(listed.files, (height, width, channels), form)
         refuse(broken)
-        classes, own = [*listed.classes], np.asarray(listed.labels)
+        classes, own, sets = [*listed.classes], np.asarray(listed.labels), listed.multi_label
     else:
         try:
             with data.open("rb") as file:
@@ -179,20 +184,21 @@ def _read(data: Path, terms: Terms, without: Collection[str]) -> tuple[Pixels, C
             raise ValueError(f"{data} cannot be read ({error.strerror}): set --data") from error
         part = numpy_files.part(arrays, "train", str(data))
         pixels, own = part.images.permute(0, 2, 3, 1).numpy(), part.labels.numpy()
+        sets = part.multi_label
         classes = [str(name) for name in arrays.get("classes", np.array(terms.classes))]
     classes = [called(name) for name in classes]
     if pixels.shape[1:] != (height, width, channels):
         found = "×".join(map(str, pixels.shape[1:]))
         raise ValueError(f"{data} has images of {found}: {height}×{width}×{channels} are asked for")
-    unknown = sorted({classes[label] for label in set(own.tolist())} - set(terms.classes))
-    if unknown:
-        hint = did_you_mean(unknown[0], terms.classes)
-        raise ValueError(
-            f"{data} has the class {unknown[0]!r}, which the experiment does not have: {hint}"
-        )
-    number = {name: i for i, name in enumerate(terms.classes)}
-    table = np.array([number.get(name, -1) for name in classes], dtype=np.int64)
-    return np.ascontiguousarray(pixels), table[own]
+    if sets is not several:
+        kind = "may have several labels: list them in a csv file" if several else "has one class"
+        raise ValueError(f"{data}: an image of the experiment {kind}")
+    most = int(own.max())
+    if (most.bit_length() if several else most + 1) > len(classes):
+        raise ValueError(f"{data} has more labels than {len(classes)} classes: name all of them")
+    of = data, "the experiment"
+    numbers = renumbered(torch.from_numpy(own), classes, terms.classes, several, of)
+    return np.ascontiguousarray(pixels), numbers.numpy()
 
 
 def _fingerprint(data: Path, terms: Terms, without: Collection[str]) -> str:
@@ -204,5 +210,6 @@ def _fingerprint(data: Path, terms: Terms, without: Collection[str]) -> str:
         for file in files
         if (stat := file.stat() if file.exists() else file.lstat())
     ]
-    content = json.dumps([listed, terms.classes, terms.shape, terms.content.data.fit])
+    about = terms.content.data
+    content = json.dumps([listed, terms.classes, terms.shape, about.fit, about.multi_label])
     return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -50,6 +50,7 @@ class Images:
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
     fit: Fit = "stretch"
+    multi_label: bool = False  # whether an image may have several of the classes
 
     def __post_init__(self) -> None:
         unique = 0 < len(self.classes) == len(set(self.classes))
@@ -133,7 +134,8 @@ class Terms:
                 "which sites test models on images of theirs"
             )
         mean, std = normalisation(experiment, dataset)
-        images = Images(tuple(dataset.classes), dataset.shape, mean, std, dataset.fit)
+        whole = tuple(dataset.classes), dataset.shape, mean, std
+        images = Images(*whole, dataset.fit, dataset.multi_label)
         told = _told(experiment.plain())
         given = experiment.aggregation
         whom = tuple(sites) if given is not None and given.secure else ()
@@ -189,7 +191,7 @@ class Terms:
     def experiment(self, examples: Examples) -> Experiment:
         """The experiment, with the site's own examples as its data set."""
         data = self.content.data
-        none = Examples(examples.images[:0], examples.labels[:0])
+        none = examples.take(torch.arange(0))
         dataset = Dataset("the site's", examples, none, data.classes, data.mean, data.std)
         tables = dict(self.content.experiment)
         share = tables["clients"]["per_round"]

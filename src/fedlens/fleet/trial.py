@@ -24,7 +24,7 @@ from fedlens.runs.folder import RunFolder
 from fedlens.runs.progress import Watch, decoding
 from fedlens.runs.run import run
 from fedlens.setup import partition
-from fedlens.setup.data import load_dataset
+from fedlens.setup.data import dataset_of
 from fedlens.storage.files import write_atomically
 
 
@@ -51,7 +51,7 @@ def make_homes(
 def part_of(path: Path, folder: Path, client: int, count: int) -> Site:
     """The site of a simulated node, which holds a part of the experiment's own data."""
     experiment = of_sites(Experiment.read(path), count)
-    terms = Terms.of(experiment, load_dataset(experiment.dataset, None))
+    terms = Terms.of(experiment, dataset_of(experiment, None))
     place = folder / f"{terms.hash[:16]}-{count}"
     if not place.is_dir():
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -79,7 +79,8 @@ def _curves(groups: Sequence[Group], measure: str, part: str) -> Iterator[Curves
         caption += " Lines are means over seeds, bands ± one standard deviation."
     if len(groups) > MANY:
         caption += f" Drawn are the best {MANY} of {len(groups)}; a click on a name draws another."
-    counts = {len(c) if isinstance(c := run.manifest.get("classes"), list) else 0 for run in runs}
+    known = [run.manifest for run in runs if "multi_label" not in run.manifest]
+    counts = {len(c) if isinstance(c := one.get("classes"), list) else 0 for one in known}
     alike = percent and len(counts) == 1  # guessing one of the classes is then as good for all
     yield Curves(
         title=f"{PART_NAMES[main].capitalize()} {measure}",

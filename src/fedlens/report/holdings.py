@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -58,6 +58,10 @@ BY_THEMSELVES = {
 }
 """Optional columns: accuracies of other models for each client. Keys are those of run files."""
 
+RANKED = {"auroc": "AUROC", "average_precision": "average precision"}
+LABELS = {"images": "images", **RANKED, "f1": "F1"}
+"""What is said of each label where images may have several: keys of run files, and column names."""
+
 MOST_LISTED = 60  # with more clients than this, they are not listed
 
 MEANINGS = {
@@ -96,7 +100,9 @@ def partition_blocks(groups: Sequence[Group]) -> Iterator[Block]:
         run, counts = alike[0]
         of = f": {kind}" if len(kinds) > 1 else ""
         classes = _classes(run, counts.shape[1])
-        picture = partition_heat(counts, classes, f"Who holds what{of}", client_names(run))
+        sizes = matrix([list_in(run.partition, "sizes")])
+        title = f"Who holds what{of}"
+        picture = partition_heat(counts, classes, title, client_names(run), sizes)
         more = f" The first of {len(alike)} splits that differ in their seed."
         yield replace(picture, caption=picture.caption + more * (len(alike) > 1))
     splits = [(kind, *split) for kind, alike in kinds.items() for split in alike]
@@ -137,23 +143,24 @@ def partition_heat(
     classes: Sequence[str],
     title: str,
     clients: Sequence[str] | None = None,
+    held: Array | None = None,  # [K] examples
 ) -> Heat:
     """A heat map of the share of each client's examples in each class."""
     num_clients, distance = len(counts), emd(counts)
     ordered = num_clients > MANY and distance >= UNLIKE
     order = by_main_class(counts) if ordered else np.arange(num_clients)
-    sizes = counts.sum(1)
+    sizes = counts.sum(1) if held is None or held.size != num_clients else held.ravel()
     shares = (counts / np.maximum(sizes[:, None], 1))[order]  # [K, L]
     names = [clients[k] if clients else str(k) for k in order.tolist()]
     label = "clients, ordered by their main class" if ordered else "client"
     least, most = sizes.min(), sizes.max()
-    held = f"{least:,} to {most:,} examples" if least < most else f"{most:,} examples each"
+    each = f"{least:,} to {most:,} examples" if least < most else f"{most:,} examples each"
     across = clients is None or num_clients > FEW  # a few named clients are rows instead
     both = ("class", list(classes), shares.T), (label, names, shares)
     (row_label, rows, values), (column_label, columns, _) = both if across else both[::-1]
     return Heat(
         title=title,
-        caption=f"Each client's examples by class: {num_clients:,} clients of {held}, "
+        caption=f"Each client's examples by class: {num_clients:,} clients of {each}, "
         f"EMD {format_number(distance)} ({EMD})."
         + (" Clients are ordered by their main class." if ordered else ""),
         values=values.tolist(),
@@ -174,7 +181,8 @@ def by_main_class(counts: Array) -> Array:  # [K, L] -> [K]
 
 
 def class_blocks(groups: Sequence[Group]) -> Iterator[Block]:
-    """Recall by class and confusion matrices, for runs that recorded a confusion matrix."""
+    """Recall by class and confusion matrices, or tables of the labels if images have several."""
+    yield from _label_tables(groups)
     known = [(one, *told) for one in groups if (told := _confusion(one)) is not None]
     named = [_classes(one.runs[0], len(total)) for one, total, _ in known]
     if not known or any(classes != named[0] for classes in named):
@@ -230,6 +238,28 @@ def class_blocks(groups: Sequence[Group]) -> Iterator[Block]:
             percent=True,
             shares=True,
         )
+
+
+def _label_tables(groups: Sequence[Group]) -> Iterator[Table]:
+    known = [one for one in groups if table_in(one.runs[0].evaluation, "by_label")]
+    for one in known[:MOST_PICTURES]:
+        yield Table(
+            title="Label by label" + (f": {one.name}" if len(known) > 1 else ""),
+            caption="How well the final model finds each label: the images that have it; the area "
+            "under its ROC curve, 0.5 being chance; its average precision, chance being the share "
+            "of images that have it; and F1 at a probability of one half."
+            + (" Of repeats, the first run." if len(one.runs) > 1 else ""),
+            header=["label", *LABELS.values()],
+            rows=label_rows(table_in(one.runs[0].evaluation, "by_label")),
+        )
+
+
+def label_rows(found: Mapping[str, Any]) -> list[list[str]]:
+    """What is known of each label, by its name, as text; the header is `LABELS`."""
+    return [
+        [name, *(format_number(number(table_in(found, name).get(key))) for key in LABELS)]
+        for name in found
+    ]
 
 
 def reliability_blocks(groups: Sequence[Group]) -> Iterator[Block]:
@@ -371,9 +401,10 @@ def _marks(name: str, shares: Sequence[float | None], counts: Sequence[int]) -> 
 def final_interval(run: Run, part: str) -> tuple[float, float] | None:
     """The 95% interval of a run's final accuracy, on the images that it was tested on."""
     confusion, accuracy = matrix(run.evaluation.get("confusion")), run.final(f"{part}_accuracy")
-    if confusion is None or accuracy is None or run.evaluation.get("part") != part:
+    count = number(run.evaluation.get("tested")) if confusion is None else int(confusion.sum())
+    if not count or accuracy is None or run.evaluation.get("part") != part:
         return None
-    return wilson(accuracy, int(confusion.sum()))
+    return wilson(accuracy, int(count))
 
 
 def client_rows(run: Run) -> list[list[str]]:

@@ -51,9 +51,10 @@ def draw(
     title: str,
     path: Path,
     clients: Sequence[str] | None = None,
+    sizes: Array | None = None,
 ) -> Path:
     """Write the heat map of a partition, as a run's page has it, as a PNG file."""
-    heat = partition_heat(label_counts, classes, title, clients)
+    heat = partition_heat(label_counts, classes, title, clients, sizes)
     write_atomically(path, pictures(heat, ["png"])["png"])
     return path
 

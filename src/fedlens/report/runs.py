@@ -253,6 +253,8 @@ def _results_of_groups(groups: Sequence[Group], part: str) -> Table:
         "final accuracy": (f"{part}_accuracy", True),
         "final loss": (recorded_as(runs, part, "loss"), False),
         "macro F1": (f"{part}_f1", False),
+        "AUROC": (f"{part}_auroc", False),
+        "average precision": (f"{part}_average_precision", False),
         "relative accuracy": ("relative_accuracy", True),
     }
     kept = {k: m for k, m in measures.items() if any(one.finals(m[0]) for one in groups)}

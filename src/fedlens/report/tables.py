@@ -17,6 +17,8 @@ OPTIONAL = (
     "relative accuracy",
     "rounds to 90% of it",
     "worst tenth of clients",
+    "AUROC",
+    "average precision",
 )
 """Columns that are shown only if a run has a value for them."""
 
@@ -105,6 +107,8 @@ COLUMNS: dict[str, Column] = {
     "best accuracy (round)": _best,
     "final loss": lambda run, part: decimal(run.final(recorded_as([run], part, "loss"))),
     "macro F1": lambda run, part: decimal(run.final(f"{part}_f1")),
+    "AUROC": lambda run, part: decimal(run.final(f"{part}_auroc")),
+    "average precision": lambda run, part: decimal(run.final(f"{part}_average_precision")),
     "relative accuracy": _final("relative_accuracy"),
     "rounds to 90% of it": _rounds_to,
     "worst tenth of clients": _final("client_accuracy_worst_decile"),

@@ -78,6 +78,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "parameters": setup.network.num_parameters,
         "weights": setup.weights._asdict() if setup.weights else None,
         "classes": list(setup.dataset.classes),
+        **({"multi_label": True} if setup.dataset.multi_label else {}),
         "left_out": [one._asdict() for one in setup.dataset.left_out],
         "images": _images(setup),
         "code": _own_code(setup.experiment),

@@ -20,6 +20,7 @@ from fedlens.algorithm import same
 from fedlens.config.consent import approve
 from fedlens.config.experiment import Experiment, expect_experiment
 from fedlens.config.names import EngineName, own_names
+from fedlens.core.federation import Holdings
 from fedlens.core.trees import tensors_in
 from fedlens.data import statistics
 from fedlens.data.partitions import natural_column
@@ -170,7 +171,8 @@ def check_asked(setup: Setup) -> None:
     if metrics and setup.parts:
         network, some = setup.network, next(iter(setup.parts.values())).images[:1].cpu()
         logits = network.predict(network.params, network.buffers, some)
-        try_out(metrics, logits.to(setup.device), setup.dataset.num_classes)
+        dataset = setup.dataset
+        try_out(metrics, logits.to(setup.device), dataset.num_classes, dataset.multi_label)
 
 
 def new_run(experiment: Experiment, setup: Setup, out: Path, overwrite: bool) -> RunFolder:
@@ -330,16 +332,18 @@ def _untested_classes(setup: Setup) -> str:
     if "test" not in setup.parts:
         return ""
     dataset = setup.dataset  # its labels stay where they were loaded, not on the engine's device
+    count = dataset.num_classes
     trained, tested = (
-        torch.bincount(examples.labels, minlength=dataset.num_classes) > 0
-        for examples in (dataset.train, dataset.test)
+        everyone.label_counts(part.wanted(everyone.index, count), count)[0] > 0
+        for part in (dataset.train, dataset.test)
+        for everyone in [Holdings.of([torch.arange(len(part))])]
     )
     names = [dataset.classes[k] for k in (trained & ~tested).nonzero().flatten().tolist()]
     if not names:
         return ""
     have = "has" if len(names) == 1 else "have"
     return (
-        f"{len(names):,} of {dataset.num_classes:,} classes {have} no test images "
+        f"{len(names):,} of {count:,} classes {have} no test images "
         f"({_first(names)}): accuracy and macro F1 say nothing of how the model does there"
     )
 
@@ -364,11 +368,13 @@ def epochs_without_effect(experiment: Experiment) -> str:
 
 
 def _softmax_twice(setup: Setup) -> str:
-    """A warning if the model ends in a softmax and the loss expects logits."""
+    """A warning if the model ends in a softmax, or a sigmoid, and the loss expects logits."""
     *_, last = setup.network.module.modules()
-    if not isinstance(last, nn.Softmax) or setup.experiment.loss.name != "cross_entropy":
+    loss = setup.experiment.loss.name
+    kind = {"cross_entropy": nn.Softmax, "binary_cross_entropy": nn.Sigmoid}.get(loss)
+    if kind is None or not isinstance(last, kind):
         return ""
     return (
-        "the model ends in Softmax, and the loss cross_entropy has one of its own, which slows "
+        f"the model ends in {kind.__name__}, and the loss {loss} has one of its own, which slows "
         "learning and may end it: leave out the model's"
     )

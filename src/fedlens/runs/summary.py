@@ -71,7 +71,7 @@ def summary(
     return {
         "status": status,
         "rounds": len(records),
-        "collapsed": _is_constant(measured),
+        "collapsed": _is_constant(measured) and not setup.dataset.multi_label,
         "final": final(records),
         "best": best_values,
         **at_budgets,

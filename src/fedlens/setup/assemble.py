@@ -42,8 +42,8 @@ from fedlens.setup.algorithm import (
 from fedlens.setup.data import (
     ClientTests,
     check_finite,
+    dataset_of,
     divided,
-    load_dataset,
     on_disk,
     own_tests,
     poisoned,
@@ -176,7 +176,7 @@ def build(
     device, workers = devices_of(experiment)
     if device.type == "cuda" and has_triton():
         loading_triton()
-    dataset = load_dataset(experiment.dataset, data, watch)
+    dataset = dataset_of(experiment, data, watch)
     check_finite(dataset)
     train, validation = with_validation(dataset, experiment)
     train, split = split_examples(experiment, train, dataset.num_classes)
@@ -311,7 +311,7 @@ def federate(
     experiment: Experiment, data: Path | None = None, watch: Counted | None = None
 ) -> tuple[Dataset, Federation]:
     """The data set, and its training examples as they are divided among the clients."""
-    dataset = load_dataset(experiment.dataset, data, watch)
+    dataset = dataset_of(experiment, data, watch)
     train, _ = with_validation(dataset, experiment)
     train, split = split_examples(experiment, train, dataset.num_classes)
     return dataset, Federation(train, dataset.num_classes, split)

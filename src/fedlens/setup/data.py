@@ -25,6 +25,7 @@ from fedlens.data.partitions.altered import Altered
 from fedlens.data.partitions.dealing import NOBODY, apply_partition, holdings
 from fedlens.data.places import Counted, Source, existing
 from fedlens.engines.ray import OnDisk
+from fedlens.setup.labels import check_labels
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,13 @@ def load_dataset(
         if not name.isascii() and name.encode(errors="ignore").decode() != name:
             raise ValueError(f"the class {name!r} of {made.name} is not text: give it another name")
     return made
+
+
+def dataset_of(experiment: Experiment, data: Path | None, watch: Counted | None = None) -> Dataset:
+    """The data set of an experiment, which fits its images' labels."""
+    dataset = load_dataset(experiment.dataset, data, watch)
+    check_labels(experiment, dataset)
+    return dataset
 
 
 def _loaded(given: Named, source: Source) -> Dataset:

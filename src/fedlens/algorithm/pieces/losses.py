@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedlens.config.options import Bounds, options_of
 from fedlens.core import Number, is_on, per_row
+from fedlens.core.label_sets import unpacked
 
 Share = Annotated[Number, Bounds(least=0, most=1)]
 Positive = Annotated[Number, Bounds(least=0)]
@@ -62,6 +63,21 @@ def squared_error(logits: Tensor, labels: Tensor) -> Tensor:
     """Half the squared distance to the label as a unit vector: least squares for `linear`."""
     wanted = F.one_hot(labels, logits.shape[-1]).to(logits)
     return (logits - wanted).square().sum(-1) / 2
+
+
+def binary_cross_entropy(
+    logits: Tensor, labels: Tensor, *, positive_weight: Positive = 1.0
+) -> Tensor:
+    """For images with several labels each: cross-entropy of each label by itself, the mean of all.
+
+    The probability of a label is the sigmoid of its logit; `labels` are `label_sets`.
+
+    Args:
+        positive_weight: how often a label counts that an image has, against one that it has not.
+    """
+    wanted = unpacked(labels, logits.shape[-1]).to(logits)
+    losses = F.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
+    return (losses * (1 + (per_row(positive_weight, losses) - 1) * wanted)).mean(-1)
 
 
 @dataclass(frozen=True)
