@@ -225,7 +225,7 @@ def _print_accuracy(found: dict[str, Any]) -> None:
     from fedlens.report.holdings import LABELS, RANKED, label_rows, measured
 
     if "by_label" in found:
-        print_table(["label", *LABELS.values()], label_rows(found["by_label"]))
+        print_table(LABELS, label_rows(found["by_label"]))
     rows = [("", "all", found)]
     rows += [("", key.replace("_", " "), found[key]) for key in SEEN if key in found]
     for key in ("by_class", "by_client"):
@@ -236,8 +236,8 @@ def _print_accuracy(found: dict[str, Any]) -> None:
         for kind, name, about in rows
     ]
     print_table(["", "", "images", "accuracy", "95% interval"], body)
-    means = [f", {words} {found[key]:.3f}" for key, words in RANKED.items() if key in found]
-    print(f"macro F1 {found['f1']:.3f}{''.join(means)}, loss {found['loss']:.3f}")
+    means = [f" {words} {found[key]:.3f}" for key, words in RANKED.items() if key in found]
+    print(f"macro{','.join(means)}, loss {found['loss']:.3f}")
 
 
 def export_command(

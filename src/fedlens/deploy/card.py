@@ -139,7 +139,7 @@ def _quality(run: Run, classes: Sequence[str]) -> dict[str, Any]:
         share = format_number(run.final(measure_name(found["part"], "accuracy")), True)
         return {
             "words": f"{_tested(run, part, found['tested'])} All labels are right for {share}.",
-            "header": ["label", *LABELS.values()],
+            "header": LABELS,
             "rows": label_rows(labels),
         }
     assert isinstance(confusion, list)

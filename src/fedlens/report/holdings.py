@@ -25,6 +25,7 @@ from fedlens.report.blocks import (
 )
 from fedlens.report.groups import Group, by_cost, data_names, written
 from fedlens.report.numbers import NONE, format_number
+from fedlens.report.tables import decimal
 from fedlens.runs.records import (
     PART_NAMES,
     Run,
@@ -58,9 +59,9 @@ BY_THEMSELVES = {
 }
 """Optional columns: accuracies of other models for each client. Keys are those of run files."""
 
-RANKED = {"auroc": "AUROC", "average_precision": "average precision"}
-LABELS = {"images": "images", **RANKED, "f1": "F1"}
-"""What is said of each label where images may have several: keys of run files, and column names."""
+RANKED = {"auroc": "AUROC", "average_precision": "average precision", "f1": "F1"}
+LABELS = ["label", "images", *RANKED.values()]
+"""What is said of each label where images may have several; keys are those of run files."""
 
 MOST_LISTED = 60  # with more clients than this, they are not listed
 
@@ -249,16 +250,21 @@ def _label_tables(groups: Sequence[Group]) -> Iterator[Table]:
             "under its ROC curve, 0.5 being chance; its average precision, chance being the share "
             "of images that have it; and F1 at a probability of one half."
             + (" Of repeats, the first run." if len(one.runs) > 1 else ""),
-            header=["label", *LABELS.values()],
+            header=LABELS,
             rows=label_rows(table_in(one.runs[0].evaluation, "by_label")),
         )
 
 
 def label_rows(found: Mapping[str, Any]) -> list[list[str]]:
     """What is known of each label, by its name, as text; the header is `LABELS`."""
+    known = {name: table_in(found, name) for name in found}
     return [
-        [name, *(format_number(number(table_in(found, name).get(key))) for key in LABELS)]
-        for name in found
+        [
+            name,
+            format_number(number(of.get("images"))),
+            *(decimal(number(of.get(k))) for k in RANKED),
+        ]
+        for name, of in known.items()
     ]
 
 
