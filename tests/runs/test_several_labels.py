@@ -74,3 +74,14 @@ def test_a_metric_of_ones_own_gets_rows_of_0_and_1(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(tmp_path))
     result = fl.run(described(evaluate=fl.Evaluate(metrics=["hamming_of:hamming"])))
     assert 0 <= result.final["test_hamming"] <= 1
+
+
+def test_runs_are_compared_by_average_precision(tmp_path):
+    runs = {}
+    for lr in (0.3, 0.001):
+        local = fl.LocalTraining(batch_size=4, lr=lr)
+        runs[f"lr {lr}"] = [tmp_path / f"{lr}-{seed}" for seed in (0, 1)]
+        for seed, folder in enumerate(runs[f"lr {lr}"]):
+            fl.run(described(local=local, seed=seed), folder)
+    found = fl.compare(runs, out=tmp_path / "page")
+    assert "lr 0.3 " in found.summary and "average precision" in found.summary

@@ -120,19 +120,18 @@ def _to_know(run: Path, classifier: Classifier, abstain: float | None, is_last: 
     told = [one.text for one in cautions(read(run))] if known else []
     if abstain is None:
         return told
-    if classifier.multi_label:
-        raise ValueError(
-            f"--abstain is for images of one class each, and those of {run} may have several: "
-            "leave it out, and set --threshold"
-        )
     if not 0 < abstain < 1 or round(100 * abstain) != round(100 * abstain, 6):
         raise ValueError(
             f"--abstain is {abstain:g}: choose a probability in hundredths, such as 0.8"
         )
     if calibration is None:
+        remedy = (
+            "leave it and --client out, and run the experiment with test images or clients.holdout"
+        )
+        if classifier.multi_label:
+            remedy = "an image may have several labels: set --threshold in its place"
         raise ValueError(
-            f"--abstain: the probabilities of {run}'s model were not calibrated: leave it and "
-            "--client out, and run the experiment with test images or clients.holdout"
+            f"--abstain: the probabilities of {run}'s model were not calibrated: {remedy}"
         )
     share, accuracy = calibration.unsure(abstain)
     line = f"of {calibration.images:,} {HELD_OUT[calibration.part]} it would have been unsure of "
@@ -226,6 +225,7 @@ def _print_accuracy(found: dict[str, Any]) -> None:
 
     if "by_label" in found:
         print_table(LABELS, label_rows(found["by_label"]))
+        print()
     rows = [("", "all", found)]
     rows += [("", key.replace("_", " "), found[key]) for key in SEEN if key in found]
     for key in ("by_class", "by_client"):

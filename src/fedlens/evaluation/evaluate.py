@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial, reduce
 from operator import add
 from typing import Any, NamedTuple, TypeVar
@@ -273,10 +273,16 @@ def correct_answers(setup: Setup, engine: Engine, state: State) -> Tensor:  # [n
         return _recorded(engine, key, judge(engine, examples, held_out.index), model)
     rows = [held_out.members(client).to(examples.labels.device) for client in range(len(held_out))]
     own = partial(model_of, setup, state)
-    answers = engine.predict_each(own, examples, rows, batch_of(engine, examples))
-    found = [rows[0].new_zeros(0, dtype=torch.bool)]
-    for which, logits in zip(rows, answers, strict=True):
-        found.append(is_right(logits, examples.wanted(which, logits.shape[1])))
+    return _right(
+        examples, rows, engine.predict_each(own, examples, rows, batch_of(engine, examples))
+    )
+
+
+def _right(examples: Examples, rows: Sequence[Tensor], answers: Iterable[Tensor]) -> Tensor:
+    """Which of some examples [n] are classified correctly, by their logits, part by part."""
+    found = [torch.zeros(0, dtype=torch.bool, device=examples.labels.device)]
+    for some, logits in zip(rows, answers, strict=True):
+        found.append(is_right(logits, examples.wanted(some, logits.shape[1])))
     return torch.cat(found)
 
 
@@ -292,13 +298,7 @@ def judge(engine: Engine, examples: Examples, index: Tensor) -> Callable[[Tree],
     index = index.to(examples.labels.device)
     batches = [some for some in torch.split(index, batch_of(engine, examples)) if len(some)]
 
-    def judge(model: Tree) -> Tensor:  # [n] bool
-        found = [index.new_zeros(0, dtype=torch.bool)]
-        for some, logits in zip(batches, engine.predict(model, examples, batches), strict=True):
-            found.append(is_right(logits, examples.wanted(some, logits.shape[1])))
-        return torch.cat(found)
-
-    return judge
+    return lambda model: _right(examples, batches, engine.predict(model, examples, batches))
 
 
 def tested_by_client(setup: Setup, model: Tree) -> Tensor:  # [K]; NaN without test examples

@@ -242,10 +242,10 @@ def _pictures(found: Sequence[Task], part: str, score: Score) -> Iterator[Block]
             yield Curves(
                 title=f"Difference to {_reference(task).name} in points{of}",
                 name=f"difference{of}",
-                caption=f"Accuracy minus that of {_reference(task).name} with the same seed, round "
-                "by round, in points. Bands are 95% confidence intervals of the mean.",
+                caption=f"What is compared, minus that of {_reference(task).name} with the same "
+                "seed, round by round, in points. Bands are 95% confidence intervals of the mean.",
                 lines=lines,
-                y_label="difference of accuracy, points",
+                y_label="difference, points",
                 levels=[(_reference(task).name, 0.0)],
             )
     yield from [_ends(found, score)] if len(found) > 1 else []

@@ -164,6 +164,7 @@ def tasks(
 class Score:
     """By what runs are compared: the mean of their last evaluations, so not by one that is noisy.
 
+    It is that of accuracy or, where images may have several labels, of average precision.
     By default these are the last fifth of the evaluations that every run has, 10 at most: late
     enough for models that learn no more, and enough of them to average out ups and downs. If a run
     has clients with models of their own, what counts is the accuracy of these on the clients' own
@@ -176,7 +177,9 @@ class Score:
 
     @classmethod
     def of(cls, runs: Sequence[Run], part: str, last: int | None) -> Score:
-        metric = f"{part}_accuracy"
+        several = all("multi_label" in run.manifest for run in runs)
+        what = "average precision" if several else "accuracy"
+        metric = f"{part}_{what.replace(' ', '_')}"
         if any(run.is_personal for run in runs) and all(run.final(OWN) is not None for run in runs):
             if last not in (None, 1):
                 raise ValueError(f"last is {last}, but own models count after the last round: 1")
@@ -187,10 +190,8 @@ class Score:
                 f"last is {last}: choose 1 to {fewest}, the fewest evaluations of a run"
             )
         last = last or min(max(fewest // 5, 1), 10)
-        accuracy = f"{PART_NAMES[part]} accuracy"
-        words = (
-            f"mean {accuracy} of the last {last} evaluations" if last > 1 else f"final {accuracy}"
-        )
+        what = f"{PART_NAMES[part]} {what}"
+        words = f"mean {what} of the last {last} evaluations" if last > 1 else f"final {what}"
         return cls(metric, last, words)
 
     def __call__(self, run: Run) -> float | None:

@@ -39,10 +39,8 @@ def check_labels(experiment: Experiment, dataset: Dataset) -> None:
     if experiment.outputs not in (None, dataset.num_classes):
         raise ValueError(f"outputs is {experiment.outputs}, and {images}: leave it out")
     if experiment.local.class_balance:
-        raise ValueError(
-            f"local.class_balance counts classes, and {images}: leave it out, and set the loss's "
-            "positive_weight"
-        )
+        remedy = "set positive_weight of the loss in its place"
+        raise ValueError(f"local.class_balance counts classes, and {images}: {remedy}")
     partition, attack = experiment.clients.partition, experiment.attack
     inner = partition.options.get("of", "iid")
     chosen = {
