@@ -54,7 +54,7 @@ def test_a_site_lists_its_images_in_a_csv_file_with_classes_in_any_order(experim
         csv.writer(file).writerows([("path", "label"), *rows])
     for name, _ in rows:
         Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / name)
-    check_files(tmp_path / "site.csv")
+    check_files(tmp_path / "site.csv", tmp_path)
     assert num_examples(tmp_path / "site.csv") == 4 and identity(tmp_path / "site.csv")
     for cache in (None, tmp_path / "cache"):
         examples = site_examples(tmp_path / "site.csv", terms, cache)
@@ -75,3 +75,10 @@ def test_a_site_with_one_class_an_image_is_refused(experiment, tmp_path):
     np.savez(tmp_path / "site.npz", x_train=images, y_train=rows, classes=np.array(["a", "z"]))
     with pytest.raises(ValueError, match="'z', which the experiment does not have"):
         site_examples(tmp_path / "site.npz", terms, None)
+
+
+def test_the_model_that_stays_at_a_site_knows_that_there_are_several(experiment, tmp_path):
+    sites = make_sites(experiment, tmp_path / "sites")
+    run_nearby(experiment, tmp_path / "fleet", sites)
+    (kept,) = (sites[0].home / "models").iterdir()
+    assert fl.load(kept).multi_label and not fl.load(kept).training
