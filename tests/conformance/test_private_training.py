@@ -112,6 +112,7 @@ def clients(seed: int, noise: float, clip: float) -> float:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ours", "theirs", "noise", "clip"),
     [

@@ -158,6 +158,7 @@ def test_the_servers_control_weighs_clients_as_their_updates_are_weighed(clients
         assert error(found, problem.optimum) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lr", "momentum"), [(0.2, 0.0), (0.06, 0.9)])
 def test_a_client_of_many_steps_throws_equal_weights_off_but_not_weights_by_examples(lr, momentum):
     """It takes 60 steps, the others one; its own loss is flat. Momentum is not what diverges."""

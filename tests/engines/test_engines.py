@@ -62,8 +62,17 @@ def reference(algorithm: str, model: str) -> State:
     return trained(algorithm, model, "sequential")
 
 
-@pytest.mark.parametrize("engine", OTHERS)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+# For a quick look, all algorithms side by side, and one of each kind in other ways.
+ALL_WAYS = [
+    pytest.param(
+        name, way, marks=[pytest.mark.slow] if way != "stacked" and name not in OF_EACH_KIND else []
+    )
+    for name in ALGORITHMS
+    for way in OTHERS
+]
+
+
+@pytest.mark.parametrize(("algorithm", "engine"), ALL_WAYS)
 def test_engines_agree(algorithm, engine):
     agree(trained(algorithm, ALL_LAYERS, engine), reference(algorithm, ALL_LAYERS))
 
