@@ -100,7 +100,8 @@ def test_a_convolution_keeps_its_kernel_where_that_cannot_do_the_dropout(
 
     given = []
 
-    def convolve(x, weight, bias, padding, stride, *, relu, pool, mask):
+    def convolve(x, weight, bias, padding, stride, *, relu, pool, mask, tap):
+        assert tap is None
         given.append(mask)
         y = pool.maxima(products.apply(products.Convolve, x, weight, bias, padding, stride))
         return y if mask is None else ops.dropped_images(y, mask)
