@@ -20,6 +20,7 @@ release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_title = f"Fedlens {__version__}"
+html_use_index = False  # search finds names, and on a phone its columns do not fit
 html_theme_options = {"footer_icons": []}
 html_show_search_summary = (
     False  # it fetches pages, which browsers refuse where the site is opened from files

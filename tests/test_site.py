@@ -12,6 +12,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from tests.report.browser import CHROMIUM, browser
+
 ROOT = Path(__file__).parents[1]
 
 pytest.importorskip("myst_parser", reason="without Sphinx: make docs installs it")
@@ -40,7 +42,30 @@ def build(docs: Path, out: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, docs, out], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.skipif("FEDLENS_SITE" not in os.environ, reason="make docs builds the site")
+BUILT = pytest.mark.skipif("FEDLENS_SITE" not in os.environ, reason="make docs builds the site")
+PHONE = 390, 844
+WIDER = """[...document.querySelectorAll('article *')]
+    .filter(one => one.getBoundingClientRect().right > innerWidth + 1)
+    .filter(one => !one.closest('pre, .table-wrapper, .highlight'))  // which scroll by themselves
+    .map(one => one.outerHTML.slice(0, 90))"""
+UNSEEN = """[...document.images].filter(one => { one.loading = 'eager'; return true })
+    .map(one => one.decode().then(() => '', () => one.src))"""
+
+
+@BUILT
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+def test_every_page_fits_a_phone_and_its_images_load() -> None:
+    site = Path(os.environ["FEDLENS_SITE"]).resolve()
+    with browser() as page:
+        for file in sorted(site.glob("*.html")):
+            page.open(file.as_uri(), *PHONE)
+            assert page.run("document.documentElement.scrollWidth") == PHONE[0], file.name
+            assert page.run(WIDER) == [], file.name
+            assert not any(page.run(f"Promise.all({UNSEEN})")), file.name
+        assert page.problems == []
+
+
+@BUILT
 def test_every_link_of_the_site_leads_to_what_it_holds() -> None:
     site = Path(os.environ["FEDLENS_SITE"]).resolve()
     pages = {file: Page(file) for file in site.rglob("*.html")}
