@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from fedlens.network.ops import has_triton
 from fedlens.storage.free_memory import num_cores
 
 WIDE = 2**20  # columns of a piece on a GPU
@@ -18,15 +17,7 @@ NUMBERS = 2**15 - 2**8
 power of two rows would lie at the same places of the cache."""
 SPAN = 64  # pieces that a thread takes at once
 
-LARGE = 2**24  # numbers on a GPU: fewer are not worth the seconds in which a kernel is compiled
-MOST = 128  # clients: what kernels have room for
-
 T = TypeVar("T")
-
-
-def by_kernels(rows: Tensor) -> bool:
-    """Whether Triton kernels look at these updates [C, D], which then are read only once."""
-    return rows.is_cuda and rows.numel() >= LARGE and len(rows) <= MOST and has_triton()
 
 
 def by_span(rows: Tensor, function: Callable[[Sequence[slice]], T], times: int = 1) -> list[T]:

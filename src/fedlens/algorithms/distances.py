@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedlens.algorithms.columns import by_kernels, by_span
+from fedlens.algorithms.columns import by_span
 from fedlens.core import Tree
+from fedlens.network.ops import by_kernels, products_of_rows
 
 CANCELS = 0.01
 """Less than this share of the squared norms that distances keep, and they are computed anew."""
@@ -41,10 +42,8 @@ def _that_do_not_cancel(rows: Tensor) -> Tensor:  # [C, D] to [C, C]
     cancel = ~(far[len(far) // 2] > CANCELS * square[0])
     if not takes_kernels:
         return products_about(rows, rows.index_select(0, middle)) if cancel else products
-    from fedlens.network.kernels import gram
-
     # A GPU does not wait to know: if it is not needed, the kernel reads nothing.
-    anew = gram.products(rows, rows.index_select(0, middle)[0], cancel)
+    anew = products_of_rows(rows, rows.index_select(0, middle)[0], cancel)
     return torch.where(cancel, anew.to(rows.dtype), products)
 
 
@@ -57,9 +56,7 @@ def products_about(
 ) -> Tensor:  # [C, D], [1, D] to [C, C]
     """<u_i - o, u_j - o>; on a CPU, a quarter of them is that of others."""
     if by_kernels(rows):
-        from fedlens.network.kernels import gram
-
-        return gram.products(rows, None if origin is None else origin[0]).to(rows.dtype)
+        return products_of_rows(rows, None if origin is None else origin[0]).to(rows.dtype)
     half = len(rows) // 2 if rows.device.type == "cpu" else 0
 
     def some(pieces: Sequence[slice]) -> Tensor:

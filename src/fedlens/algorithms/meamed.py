@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
-from fedlens.algorithms.columns import by_kernels
 from fedlens.algorithms.median import of_ordered
 from fedlens.algorithms.trust import Byzantine, with_byzantine
 from fedlens.core import Cohort, Tree
+from fedlens.network import ops
 from fedlens.network.layout import Layout
 
 ALIKE = 1e-12  # of a value: a smaller difference between distances may be rounding
@@ -32,10 +32,8 @@ class AroundMedian(Byzantine):
 def around_median(update: Tensor, keep: int) -> Tensor:  # [C, ...]
     """The mean of those `keep` values of each coordinate that are nearest to its median."""
     rows = update.reshape(len(update), -1)
-    if by_kernels(rows):
-        from fedlens.network.kernels import order
-
-        return order.mean_around(rows, keep, ALIKE).view(update.shape[1:])
+    if ops.by_kernels(rows):
+        return ops.mean_around(rows, keep, ALIKE).view(update.shape[1:])
     return of_ordered(update, partial(_nearest, keep=keep))
 
 

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
 from fedlens.algorithm.slots import Combine
-from fedlens.algorithms.columns import by_kernels, by_span
+from fedlens.algorithms.columns import by_span
 from fedlens.core import Cohort, Tree
+from fedlens.network import ops
 from fedlens.network.layout import Layout
 
 
@@ -39,10 +40,8 @@ def middle(update: Tensor) -> Tensor:  # [C, ...]
 def mean_between(update: Tensor, cut: int) -> Tensor:  # [C, ...]
     """The mean of each coordinate without its `cut` smallest and `cut` largest values."""
     rows = update.reshape(len(update), -1)
-    if by_kernels(rows):
-        from fedlens.network.kernels import order
-
-        return order.mean_between(rows, cut).view(update.shape[1:])
+    if ops.by_kernels(rows):
+        return ops.mean_between(rows, cut).view(update.shape[1:])
     kept = slice(cut, len(rows) - cut)
     return of_ordered(update, lambda ordered: ordered[kept].mean(0))
 

@@ -44,6 +44,8 @@ LINEAR_ROWS = 64  # of a client's batch: above this, or
 LINEAR_WEIGHTS = 2**18  # of a client's matrix, cuBLAS is faster
 FACTORED_ROWS = 128  # of a client's batch: the most that one program can hold
 STEP_TENSORS = 16  # that one kernel launch updates
+LARGE_ROWS = 2**24  # numbers: fewer are not worth the seconds in which a kernel is compiled
+MOST_ROWS = 128  # what kernels of columns have room for
 
 
 @cache
@@ -432,3 +434,32 @@ def _is_dense(a: Tensor) -> bool:
     """Whether a tensor fills its memory without gaps, in any order of its axes."""
     order = sorted(range(a.ndim), key=a.stride, reverse=True)
     return a.is_contiguous() or a.permute(order).is_contiguous()
+
+
+def by_kernels(rows: Tensor) -> bool:
+    """Whether kernels look at the columns of updates [C, D], and read them only once."""
+    is_large = rows.is_cuda and rows.numel() >= LARGE_ROWS and len(rows) <= MOST_ROWS
+    return is_large and has_triton()
+
+
+def products_of_rows(
+    rows: Tensor, origin: Tensor | None = None, needed: Tensor | None = None
+) -> Tensor:  # [C, D], [D], [] to [C, C] float64
+    """<u_i - o, u_j - o>; they are 0, and nothing is read, if `needed` is False."""
+    from fedlens.network.kernels import gram
+
+    return gram.products(rows, origin, needed)
+
+
+def mean_between(rows: Tensor, cut: int) -> Tensor:  # [C, D] to [D]
+    """The mean of each column without its `cut` smallest and `cut` largest values."""
+    from fedlens.network.kernels import order
+
+    return order.mean_between(rows, cut)
+
+
+def mean_around(rows: Tensor, keep: int, near: float) -> Tensor:  # [C, D] to [D]
+    """The mean of the `keep` values of each column that are nearest to its median."""
+    from fedlens.network.kernels import order
+
+    return order.mean_around(rows, keep, near)
