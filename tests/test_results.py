@@ -20,7 +20,6 @@ from fedlens.recipes import RECIPES, slug
 from fedlens.recipes.findings.items import ENDS
 from fedlens.recipes.hsu2020 import setting
 from fedlens.recipes.hsu2020.cifar import CENTRALISED, DIVERGED, best, chosen
-from fedlens.recipes.page import estimate
 from fedlens.recipes.recipe import (
     Recipe,
     Recorded,
@@ -35,6 +34,7 @@ from fedlens.recipes.stored import keep, restore
 from fedlens.report.blocks import Curves, Table, is_drawn
 from fedlens.report.draw import LONGEST_TITLE
 from fedlens.report.page import distinct
+from fedlens.report.pairs import estimate
 from fedlens.runs.records import at_batches, at_rounds, read, settings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -147,6 +147,7 @@ def is_of(paired: tuple[str, ...], item: str, other: str) -> bool:
             mean = fmean(a[seed] - b[seed] for seed in both) if len(both) > 1 else math.nan
             if abs(mean - claim[0]) < half and a is not b:
                 of_it = estimate([a[seed] - b[seed] for seed in both])
+                assert of_it.low is not None and of_it.high is not None
                 if np.allclose((of_it.low, of_it.high), claim[1:], rtol=0, atol=half):
                     return True
     return False
