@@ -150,7 +150,8 @@ def _rows(file: Path, multi_label: bool | None) -> list[Row]:
         named = {name: called(cell) for name, cell in cells.items()} | {"path": path}
         for name in ("path", "client", *["label"] * (multi_label is False)):
             if not named.get(name, "-"):
-                raise ValueError(f"{where}: {name} is empty: fill it in or remove the row")
+                none = ", or set multi_label = true, and it has none" * (name == "label")
+                raise ValueError(f"{where}: {name} is empty: fill it in or remove the row{none}")
         if (first := seen.setdefault(os.path.normpath(path), line)) != line:
             raise ValueError(
                 f"{where}: {path!r} is listed twice, in line {first} too: remove one of the rows"
