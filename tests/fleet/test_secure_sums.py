@@ -288,7 +288,7 @@ def test_page_and_logs_say_what_the_server_can_see(tmp_path):
         assert verify(home).wrong == []
     lines = [one for one in Log(sites[0].home).events() if one["event"] == "answered"]
     asked = [one["asked"] for one in lines]
-    assert asked == ["sizes", "keys", "shares", "train", "agree", "open"]
+    assert asked == ["sizes", "keys", "shares", "train", "agree", "open", "keep"]
     assert all("secure sums" in one["sent"]["guarantee"] for one in lines)
     text = "".join(
         path.read_text() for path in (*sites[0].home.glob("log*"), tmp_path / "server" / LOG)
