@@ -17,7 +17,7 @@ from fedlens.network.kernels.sizes import PROGRAMS
 MOST = 128  # rows: the sums of a program are in its registers
 WIDEST = 64  # rows of a block
 COLUMNS = 16  # that are multiplied at once
-STAGES = 3  # of which one is multiplied while others are loaded
+STAGES = 4  # of which one is multiplied while others are loaded
 WARPS = 4
 
 
