@@ -260,7 +260,7 @@ def test_a_compiled_module_is_refused_before_workers_wait_for_each_other():
 
 def test_a_data_set_without_training_examples_is_refused_as_that():
     dataset = fl.Dataset("d", part(0), part(), ("a", "b"))
-    with pytest.raises(ValueError, match="no training"):
+    with pytest.raises(ValueError, match="no images to train on"):
         fl.run(fl.Experiment(dataset, "linear", 1))
 
 
