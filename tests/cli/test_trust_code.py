@@ -61,7 +61,7 @@ READ_BY = {"report": ["RUN"], "reproduce": ["ghaemi/fedavg", "--from", "RUN"], "
 
 OTHERS = [
     *("watch", "open", "new", "import", "list", "explain", "schema", "bench"),
-    *("data list", "data get", "data prepare", "data check"),
+    *("data list", "data get", "data prepare", "data check", "data clean"),
     *("fleet keys", "fleet join", "fleet approve", "fleet clean", "fleet log", "fleet status"),
     *("fleet invite", "fleet withdraw"),
     *("privacy plan", "privacy ledger"),

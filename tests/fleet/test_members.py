@@ -265,7 +265,7 @@ def test_a_run_goes_on_at_once_without_a_site_that_is_withdrawn(tmp_path):
     lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
     failed = [json.loads(line).get("failed") for line in lines]
     assert failed == [{}, {"unavailable": [1]}, {"unavailable": [1]}]
-    assert told.count("bob: unavailable: it was withdrawn") == 2
+    assert told.count("bob: unavailable: it was withdrawn") == 3  # and gets no final model
     lineage = card(tmp_path / "run", "model.onnx", "onnx").partition("Whose updates are in it:")[2]
     assert "| bob | 1 | 1 |" in lineage
     assert "| ann | 3 | 1 to 3 |" in lineage

@@ -28,7 +28,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
         "local": {
             "optimizer": {"name": "sgd", "nesterov": True},
             "momentum": {"name": "polynomial", "start": 0.9, "end": 0.5},
-            "lr": {"name": "piecewise", "values": [0.1, 0.05], "at": [1]},
+            "lr": {"name": "piecewise", "values": [0.1, 3.0], "at": [1]},  # so it gets worse
             "clip_value": 0.05,
             "class_balance": 0.9,
             "epochs": 1.5,
