@@ -17,6 +17,7 @@ install: .venv/installed
 docs: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python tools/gallery.py docs/_gallery
+	rm -rf docs/_build  # pages of before, which are built no more
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build
 	FEDLENS_SITE=docs/_build $(BIN)/pytest -q tests/test_site.py
 
